@@ -1,0 +1,37 @@
+"""Strict settings for every test: no dtype or rank promotion by accident, types checked at run time.
+
+jaxtyping's shapes are enforced (through beartype) in tests only, so users pay nothing for them.
+"""
+
+import os
+from pathlib import Path
+
+# Two virtual CPU devices: code that assumes it owns the only device fails here.
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import jax
+import pytest
+from jaxtyping import install_import_hook
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+install_import_hook(["jspec", "pallas_kernels"], "beartype.beartype")
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+def golden_root() -> Path:
+    """The recorded reference numbers: `JSPEC_GOLDEN`, or the development set beside the checkout."""
+    return Path(os.environ.get("JSPEC_GOLDEN", SHARED / "golden" / "dev"))
+
+
+@pytest.fixture(scope="session")
+def data_root() -> Path:
+    """Real prompts (JSONL); tests that need them skip where they are absent."""
+    root = SHARED / "data"
+    if not root.is_dir():
+        pytest.skip(f"no real prompts at {root}")
+    return root
