@@ -1,1 +1,16 @@
+"""Reading and writing public checkpoint formats, strictly."""
 
+from jspec.checkpoints.fetch import ALIASES, Alias, describe, fetch, resolve_source
+from jspec.checkpoints.source import Checkpoint, StoredTensor, StrictReader, open_checkpoint
+
+__all__ = [
+    "ALIASES",
+    "Alias",
+    "Checkpoint",
+    "StoredTensor",
+    "StrictReader",
+    "describe",
+    "fetch",
+    "open_checkpoint",
+    "resolve_source",
+]

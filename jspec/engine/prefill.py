@@ -1,0 +1,115 @@
+"""Taking in the prompts: chunk by chunk, in few shapes, until every slot has its root."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int, UInt32
+
+from jspec.drafters.base import Rows
+from jspec.engine.finish import cut_run
+from jspec.engine.state import RUNNING, DecodeState
+from jspec.engine.step import Round, append_tokens
+from jspec.sampling import choose_tokens
+from jspec.targets import Prefix
+
+MAX_CHUNK = 512
+"""Prompt tokens a pass; longer prompts take several."""
+
+MIN_CHUNK = 16
+
+
+def chunk_plan(longest: int) -> list[tuple[int, int]]:
+    """(offset, width) of each chunk: full ones, then the smallest power of two that holds the rest."""
+    plan = [(start, MAX_CHUNK) for start in range(0, longest - MAX_CHUNK + 1, MAX_CHUNK)]
+    done = len(plan) * MAX_CHUNK
+    if done < longest:
+        width = max(MIN_CHUNK, 1 << (longest - done - 1).bit_length())
+        plan.append((done, width))
+    return plan
+
+
+def capacity_bucket(tokens: int) -> int:
+    """Cache capacity for `tokens`: few distinct sizes, at most half too large."""
+    size = 128
+    while size < tokens:
+        size = size * 3 // 2 if size & (size - 1) == 0 and size >= 256 else _next_power(size)
+    return size
+
+
+def _next_power(size: int) -> int:
+    return 1 << size.bit_length()
+
+
+def prefill_chunk(
+    round_: Round, params, state: DecodeState, offset: Int[Array, ""], *, width: int, first: bool
+) -> DecodeState:
+    """Commit prompt tokens offset .. offset + width of every slot that has them.
+
+    A slot whose prompt ends in this chunk gets its root: the token the target puts after it.
+
+    Args:
+        round_: the static choices.
+        offset: committed length of every slot still in its prompt.
+        width: of the chunk.
+        first: nothing is committed yet, so no cache is read.
+    """
+    target_params, drafter_params = params
+    requests = state.requests
+    batch = state.tokens.shape[0]
+    tokens = jax.lax.dynamic_slice_in_dim(state.tokens, offset, width, axis=1)
+    count = jnp.clip(requests.prompt_lengths - offset, 0, width)
+    place = jnp.arange(width, dtype=jnp.int32)
+    positions = jnp.broadcast_to(offset + place, (batch, width))
+    prefix = None if first else Prefix(state.cache, state.lengths)
+    passed = round_.target.forward(
+        target_params,
+        tokens,
+        positions,
+        prefix,
+        None if first else jnp.broadcast_to(causal_bits(width), (batch, width, -(-width // 32))),
+        feature_layers=() if round_.drafter is None else round_.drafter.feature_layers,
+        implementation=round_.implementation,
+    )
+    path = jnp.broadcast_to(place, (batch, width))
+    cache = state.cache.commit(passed.new, path, count, state.lengths, round_.implementation)
+
+    ends = (count > 0) & (state.lengths + count == requests.prompt_lengths)
+    last = jnp.maximum(count - 1, 0)[:, None]
+    hidden = jnp.take_along_axis(passed.hidden, last[:, :, None], axis=1)
+    logits = round_.target.logits(target_params, hidden)
+    lengths = state.lengths + count
+    root = choose_tokens(logits, requests.temperature, requests.keys, lengths[:, None])
+    known = append_tokens(state.tokens, lengths, root, ends.astype(jnp.int32))
+    # The token after the last prompt token fills one place, and may be the end already.
+    _, reason = cut_run(
+        root, jnp.ones_like(lengths), requests.stop_ids, requests.limits - requests.prompt_lengths
+    )
+
+    drafter = state.drafter
+    if round_.drafter is not None:
+        rows = Rows(
+            tokens=tokens,
+            next_tokens=jax.lax.dynamic_slice_in_dim(known, offset + 1, width, axis=1),
+            start=state.lengths,
+            count=count,
+            hidden=passed.hidden,
+            features=passed.features,
+        )
+        drafter = round_.drafter.prefill(drafter_params, drafter, rows)
+    return dataclasses.replace(
+        state,
+        tokens=known,
+        lengths=lengths,
+        cache=cache,
+        drafter=drafter,
+        reason=jnp.where(ends & (state.reason == RUNNING), reason, state.reason),
+    )
+
+
+def causal_bits(width: int) -> UInt32[Array, "1 T W"]:
+    """Ancestor bits of a chain: row i sees nodes 0..i."""
+    node, word = np.arange(width)[:, None], np.arange(-(-width // 32))[None, :]
+    seen = np.clip(node + 1 - 32 * word, 0, 32).astype(np.uint64)
+    return jnp.asarray(((np.uint64(1) << seen) - np.uint64(1)).astype(np.uint32))[None]

@@ -1,0 +1,181 @@
+"""The dense decoder: Llama, Mistral, Qwen2 and Qwen3 in one module.
+
+A pass reads the committed prefix from the cache and the new tokens' keys and values from itself,
+so the same function prefills a prompt, decodes one token and verifies a tree. It writes nothing:
+what it returns is committed, or not, by the caller.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int, UInt32
+
+from jspec.targets.cache import KVCache
+from jspec.targets.config import TargetConfig
+from jspec.targets.layers import Linear, RMSNorm
+from jspec.targets.rope import rotate, rotation
+from pallas_kernels import tree_attention
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Prefix:
+    """What a pass stands on: the committed tokens before it.
+
+    Attributes:
+        cache: keys and values of the committed tokens.
+        lengths: committed tokens a slot, [B] int32; cache rows from there on are never read.
+    """
+
+    cache: KVCache
+    lengths: Int[Array, "B"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Pass:
+    """What one forward pass of a target yields.
+
+    Attributes:
+        hidden: after the final norm, [B, T, E]; what the head and most drafters read.
+        features: the residual stream after each requested layer, [B, T, E] each, not normalised.
+        new: keys and values of these T tokens, to be committed by path.
+    """
+
+    hidden: Float[Array, "B T E"]
+    features: tuple[Float[Array, "B T E"], ...]
+    new: KVCache
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention with rotary positions. q, k and v are one product."""
+
+    def __init__(self, config: TargetConfig, *, dtype):
+        self.config = config
+        rows = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+        self.qkv_proj = Linear(config.hidden_size, rows, bias=config.qkv_bias, dtype=dtype)
+        self.o_proj = Linear(
+            config.num_heads * config.head_dim, config.hidden_size, bias=config.o_bias, dtype=dtype
+        )
+        if config.qk_norm:
+            self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype=dtype)
+            self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype=dtype)
+
+    def __call__(self, x, rope, layer: int, prefix: Prefix | None, ancestors, implementation):
+        config = self.config
+        batch, width, _ = x.shape
+        heads = self.qkv_proj(x).reshape(batch, width, -1, config.head_dim)
+        q, k, v = jnp.split(
+            heads, [config.num_heads, config.num_heads + config.num_kv_heads], axis=2
+        )
+        if config.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rotate(q, *rope), rotate(k, *rope)
+        if prefix is None:
+            mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+        else:
+            mixed = tree_attention(
+                q,
+                prefix.cache.keys[layer],
+                prefix.cache.values[layer],
+                prefix.lengths,
+                k,
+                v,
+                ancestors,
+                implementation=implementation,
+            )
+        return self.o_proj(mixed.reshape(batch, width, -1)), k, v
+
+
+class MLP(nnx.Module):
+    """down(silu(gate x) · up x); gate and up are one product."""
+
+    def __init__(self, config: TargetConfig, *, dtype):
+        size, wide = config.hidden_size, config.intermediate_size
+        self.gate_up_proj = Linear(size, 2 * wide, bias=config.mlp_bias, dtype=dtype)
+        self.down_proj = Linear(wide, size, bias=config.mlp_bias, dtype=dtype)
+
+    def __call__(self, x: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
+        gate, up = jnp.split(self.gate_up_proj(x), 2, axis=-1)
+        return self.down_proj(jax.nn.silu(gate) * up)
+
+
+class DecoderLayer(nnx.Module):
+    """Pre-norm attention and MLP, each added to the residual stream."""
+
+    def __init__(self, config: TargetConfig, *, dtype):
+        eps = config.rms_norm_eps
+        self.input_norm = RMSNorm(config.hidden_size, eps, dtype=dtype)
+        self.attention = Attention(config, dtype=dtype)
+        self.post_attention_norm = RMSNorm(config.hidden_size, eps, dtype=dtype)
+        self.mlp = MLP(config, dtype=dtype)
+
+    def __call__(self, x, rope, layer: int, prefix: Prefix | None, ancestors, implementation):
+        with jax.named_scope("attention"):
+            mixed, k, v = self.attention(
+                self.input_norm(x), rope, layer, prefix, ancestors, implementation
+            )
+        x = x + mixed
+        with jax.named_scope("mlp"):
+            x = x + self.mlp(self.post_attention_norm(x))
+        return x, k, v
+
+
+class DenseDecoder(nnx.Module):
+    """Embedding, N decoder layers, final norm and head."""
+
+    def __init__(self, config: TargetConfig, *, dtype):
+        self.config = config
+        shape = (config.vocab_size, config.hidden_size)
+        self.embedding = nnx.Param(jnp.zeros(shape, dtype))
+        self.layers = nnx.List(
+            [DecoderLayer(config, dtype=dtype) for _ in range(config.num_layers)]
+        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
+        # A tied head is a method over the embedding, not a second reference to it.
+        self.head = None if config.tie_embeddings else nnx.Param(jnp.zeros(shape, dtype))
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        prefix: Prefix | None,
+        ancestors: UInt32[Array, "B T W"] | None,
+        *,
+        feature_layers: tuple[int, ...] = (),
+        implementation: str | None = None,
+    ) -> Pass:
+        """One pass over T new tokens a slot.
+
+        Args:
+            tokens: ids.
+            positions: of each token in its sequence (committed length + depth).
+            prefix: the committed tokens, or None where there are none; then the new tokens see
+                each other causally.
+            ancestors: with a prefix, the bits of the new tokens each one sees (itself included).
+            feature_layers: layers whose output is returned, in this order (0 to N-1).
+            implementation: of tree attention; see `pallas_kernels`.
+        """
+        x = self.embed(tokens)
+        rope = rotation(self.config.rope, positions)
+        outputs, keys, values = {}, [], []
+        for index, layer in enumerate(self.layers):
+            with jax.named_scope(f"layer_{index}"):
+                x, k, v = layer(x, rope, index, prefix, ancestors, implementation)
+            keys.append(k)
+            values.append(v)
+            if index in feature_layers:
+                outputs[index] = x
+        features = tuple(outputs[layer] for layer in feature_layers)
+        return Pass(self.norm(x), features, KVCache(tuple(keys), tuple(values)))
+
+    def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T E"]:
+        """Rows of the embedding matrix."""
+        return jnp.take(self.embedding[...], tokens, axis=0)
+
+    def logits(self, hidden: Float[Array, "*B E"]) -> Float[Array, "*B V"]:
+        """Head of the post-norm hidden states, float32."""
+        weight = self.embedding[...] if self.head is None else self.head[...]
+        return jnp.einsum("...e,ve->...v", hidden, weight, preferred_element_type=jnp.float32)

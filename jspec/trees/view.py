@@ -1,0 +1,68 @@
+"""A round's tree on the host, for people: nodes, scores, and which path was accepted."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """One node.
+
+    Attributes:
+        token: id.
+        parent: node id, -1 for the root.
+        depth: edges from the root.
+        score: the drafter's confidence.
+        accepted: on the path.
+    """
+
+    token: int
+    parent: int
+    depth: int
+    score: float
+    accepted: bool
+
+
+@dataclass(frozen=True)
+class RoundView:
+    """The tree of one round of one slot.
+
+    Attributes:
+        nodes: by node id; None where the tree has padding.
+        bonus: the token the target added after the path.
+    """
+
+    nodes: list[NodeView | None]
+    bonus: int
+
+    def children(self, node: int) -> list[int]:
+        """Node ids below `node`, in order."""
+        return [i for i, view in enumerate(self.nodes) if view is not None and view.parent == node]
+
+
+def view_round(tree, path: np.ndarray, path_length: int, slot: int, bonus: int) -> RoundView:
+    """Read one slot of a tree already on the host.
+
+    Args:
+        tree: `Tree` of numpy arrays.
+        path: accepted node ids of the slot, [P].
+        path_length: how many of them count.
+        slot: which tree.
+        bonus: token after the path.
+    """
+    accepted = {int(node) for node in path[:path_length]}
+    depth = tree.links.depth
+    nodes = [
+        NodeView(
+            int(tree.token[slot, i]),
+            int(tree.parent[slot, i]),
+            int(depth[slot, i]),
+            float(tree.score[slot, i]),
+            i in accepted,
+        )
+        if tree.valid[slot, i]
+        else None
+        for i in range(tree.token.shape[1])
+    ]
+    return RoundView(nodes, bonus)
