@@ -4,7 +4,7 @@ Plain and speculative decoding share it. A token is a pure function of the reque
 position and its logits: noise is keyed by (seed, position), never by slot, round or tree. A draft
 chosen without looking at that noise therefore leaves the text unchanged: the tree is walked by
 comparing each child with the token that plain decoding would have drawn at its parent (target
-sampling), so speculation is exact at every temperature and the text is the same with and without it.
+sampling), so speculation is exact at every temperature, and the text the same with and without.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """Reading and writing public checkpoint formats, strictly."""
 
-from jspec.checkpoints.fetch import ALIASES, Alias, describe, fetch, resolve_source
+from jspec.checkpoints.fetch import ALIASES, Alias, describe, resolve_source
 from jspec.checkpoints.source import Checkpoint, StoredTensor, StrictReader, open_checkpoint
 
 __all__ = [
@@ -10,7 +10,6 @@ __all__ = [
     "StoredTensor",
     "StrictReader",
     "describe",
-    "fetch",
     "open_checkpoint",
     "resolve_source",
 ]

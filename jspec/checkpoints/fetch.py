@@ -69,15 +69,14 @@ def resolve_source(source: str | Path, *, progress: bool = True) -> Path:
     Raises:
         ValueError: nothing is known by that name, or it cannot be downloaded; one line with the fix.
     """
-    path = Path(source)
-    if path.is_dir() or (path.is_file() and path.suffix.lower() == ".gguf"):
+    path, name = Path(source), str(source)  # Path("") would be the current folder
+    if (name and path.is_dir()) or (path.is_file() and path.suffix.lower() == ".gguf"):
         return path
-    if path.exists():
+    if name and path.exists():
         raise ValueError(
             f"{path} is neither a folder nor a .gguf file; pass the folder that holds config.json "
             "and the safetensors"
         )
-    name = str(source)
     if name in ALIASES:
         return fetch(name, progress=progress)
     if isinstance(source, str) and _HUB_ID.fullmatch(name):
@@ -135,7 +134,8 @@ def describe(path: str | Path) -> str:
     note = (path if path.is_dir() else path.parent) / _SOURCE
     if note.is_file():
         source = json.loads(note.read_text(encoding="utf-8"))
-        return f"{source['model']}: {source['note']}; from {source['from']}"
+        if isinstance(source, dict) and {"model", "note", "from"} <= source.keys():
+            return f"{source['model']}: {source['note']}; from {source['from']}"
     hub = next((part for part in path.parts if part.startswith("models--")), None)
     if hub is not None:
         return f"{hub.removeprefix('models--').replace('--', '/')} from the Hugging Face hub"

@@ -56,7 +56,8 @@ class GGUFFile:
             if len(head) < 24 or head[:4] != b"GGUF":
                 hint = "; run `git lfs pull`" if head.startswith(b"version https://") else ""
                 raise ValueError(
-                    f"{path} is not a GGUF file: it starts with {head[:4]!r}, expected b'GGUF'{hint}"
+                    f"{path} is not a GGUF file: it starts with {head[:4]!r}, "
+                    f"expected b'GGUF'{hint}"
                 )
             self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         version, n_tensors, n_keys = struct.unpack_from("<IQQ", head, 4)
@@ -81,7 +82,7 @@ class GGUFFile:
         return dequantise(self.raw(name), info.quantisation).reshape(info.shape)
 
     def raw(self, name: str) -> np.ndarray:
-        """The bytes of tensor `name`, uint8 [rows, bytes per row]: quantisation never crosses rows."""
+        """The bytes of tensor `name`, uint8 [rows, bytes per row]; no block crosses rows."""
         info = self.tensors[name]
         rows = math.prod(info.shape[:-1])
         data = np.frombuffer(self._data, np.uint8, info.nbytes, info.offset)
@@ -180,6 +181,8 @@ class _Cursor:
         self._plausible(count, 1)
         if element in _SCALARS:
             return self._scalars(_SCALARS[element][1], count)
+        if element == _STRING:
+            return self._strings(count)
         return [self._value(element) for _ in range(count)]
 
     def _scalar(self, form: str) -> Any:
@@ -198,6 +201,19 @@ class _Cursor:
         self._plausible(length, 1)
         begin, self.position = self.position, self.position + length
         return self.data[begin : self.position].decode("utf-8")
+
+    def _strings(self, count: int) -> list[str]:
+        # A vocabulary is most of the header's work, so this loop makes no calls of its own.
+        data, position, strings = self.data, self.position, []
+        length_at = struct.Struct("<Q").unpack_from
+        for _ in range(count):
+            (length,) = length_at(data, position)
+            begin, position = position + 8, position + 8 + length
+            if position > len(data):
+                raise ValueError(f"a string at byte {begin} does not fit into the file")
+            strings.append(data[begin:position].decode("utf-8"))
+        self.position = position
+        return strings
 
     def _plausible(self, count: int, size: int) -> None:
         # Before believing a count: a corrupt one must not become an endless loop or a huge list.

@@ -91,6 +91,7 @@ class NGram(Drafter):
         return state
 
     def propose(self, params, state: NGramState, context: DraftContext, tree: TreeSpec):
+        assert isinstance(tree, TreeConfig)  # `check` refused anything else
         known = context.lengths + 1
         length, start = self._best_matches(context.tokens, known)
         longest = length[:, 0]

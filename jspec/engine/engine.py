@@ -1,33 +1,19 @@
 """Generation: prompts in, texts out, through one jitted loop over rounds."""
 
-import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jspec.drafters import Drafter, load_drafter
+from jspec.engine.batch import Batch, halt
 from jspec.engine.output import Output, Update
-from jspec.engine.prefill import MAX_CHUNK, capacity_bucket, chunk_plan, prefill_chunk
-from jspec.engine.state import (
-    FINISH_REASONS,
-    RUNNING,
-    STOPPED,
-    DecodeState,
-    LastRound,
-    Requests,
-    RoundLog,
-)
-from jspec.engine.stats import read_stats
-from jspec.engine.step import Round, lone_root
-from jspec.engine.text import TextBuilder
+from jspec.engine.prefill import prefill_chunk
+from jspec.engine.step import Round
 from jspec.sampling import SamplingParams
 from jspec.targets import Target
-from jspec.trees import TreeConfig, TreeSpec, build
-from jspec.trees.view import view_round
+from jspec.trees import TreeConfig, TreeSpec
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 """Text, token ids, or chat messages (`role` and `content`)."""
@@ -85,11 +71,11 @@ class Engine:
         self.params = (target.params, () if drafter is None else drafter.params)
         self.traces: Counter[str] = Counter()
         """How often each stage was traced: once a shape bucket, or something recompiles."""
-        self._prefill = jax.jit(
+        self.run_prefill = jax.jit(
             self._trace_prefill, static_argnames=("width", "first"), donate_argnames="state"
         )
-        self._rounds = jax.jit(self._trace_rounds, donate_argnames="state")
-        self._halt = jax.jit(_halt, donate_argnames="state")
+        self.run_rounds = jax.jit(self._trace_rounds, donate_argnames="state")
+        self.halt_slots = jax.jit(halt, donate_argnames="state")
 
     def generate(
         self,
@@ -99,7 +85,7 @@ class Engine:
         """Continue every prompt.
 
         Args:
-            prompts: texts, token-id lists or chat message lists; a lone text is one prompt.
+            prompts: texts, token-id lists or chat message lists; a lone one stands for itself.
             sampling: one for all, or one per prompt; default greedy, 128 tokens.
 
         Returns:
@@ -109,16 +95,15 @@ class Engine:
             ValueError: an empty prompt, ids outside the vocabulary, a prompt as long as the
                 context, or a different number of sampling parameters; nothing was generated.
         """
-        if isinstance(prompts, str):
-            prompts = [prompts]
-        ids = [self.encode(prompt) for prompt in prompts]
+        ids = [self.encode(prompt) for prompt in _as_list(prompts)]
         asked = self._sampling(sampling, len(ids))
         outputs: list[Output] = []
         for start in range(0, len(ids), self.batch_size):
             group = slice(start, start + self.batch_size)
             slots = min(self.batch_size, len(ids))
-            batch = _Batch(self, ids[group], asked[group], slots)
-            every = _ROUNDS_PER_VISIT if any(p.stop for p in asked[group]) else batch.max_rounds
+            has_stop = any(params.stop for params in asked[group])
+            batch = Batch(self, ids[group], asked[group], slots, incremental=has_stop)
+            every = _ROUNDS_PER_VISIT if has_stop else batch.max_rounds
             while batch.running:
                 batch.advance(every)
             outputs += [batch.output(slot) for slot in range(len(ids[group]))]
@@ -139,7 +124,7 @@ class Engine:
         """
         if rounds < 1:
             raise ValueError(f"rounds={rounds}; expected at least 1.")
-        batch = _Batch(self, [self.encode(prompt)], self._sampling(sampling, 1), 1)
+        batch = Batch(self, [self.encode(prompt)], self._sampling(sampling, 1), 1, incremental=True)
         while True:
             update = batch.update(0)
             yield update
@@ -200,201 +185,11 @@ class Engine:
         return jax.lax.while_loop(unfinished, advance, (jnp.zeros((), jnp.int32), state))[1]
 
 
-@dataclass
-class _Slot:
-    """The host's record of one request."""
-
-    prompt: list[int]
-    sampling: SamplingParams
-    limit: int
-    text: TextBuilder | None
-    taken: int = 0  # generated tokens read so far
-    ended: int | None = None  # tokens up to the one that completed a stop string
-
-
-class _Batch:
-    """One generation of a fixed number of slots; unused slots are finished from the start."""
-
-    def __init__(self, engine: Engine, prompts, sampling, slots: int):
-        self.engine = engine
-        self.slots = [self._slot(ids, asked) for ids, asked in zip(prompts, sampling)]
-        self.max_rounds = 1 << max(4, max(slot.limit for slot in self.slots).bit_length())
-        self.state = self._prefilled(slots)
-        self._read()
-
-    @property
-    def running(self) -> bool:
-        """Whether any request is unfinished."""
-        return bool(np.any(self._reason == RUNNING))
-
-    def advance(self, rounds: int) -> None:
-        """Run up to `rounds` rounds, then look at the texts."""
-        self.state = self.engine._rounds(
-            self.engine.params, self.state, jnp.asarray(rounds, jnp.int32)
-        )
-        self._read()
-
-    def update(self, slot: int) -> Update:
-        """What slot's last `advance` brought."""
-        new = self._new[slot]
-        finished = self._reason[slot] != RUNNING
-        pieces = list(self._pieces[slot])
-        output = self.output(slot) if finished else None
-        return Update(pieces=pieces, token_ids=new, round=self._view(slot), output=output)
-
-    def output(self, slot: int) -> Output:
-        """The finished text of a slot."""
-        record, engine = self.slots[slot], self.engine
-        known = int(self._lengths[slot]) + 1
-        generated = self._tokens[slot, len(record.prompt) : known].tolist()
-        count = len(generated) if record.ended is None else record.ended
-        simulated = engine.round.simulate_accept_length is not None
-        stats = read_stats(
-            self._log,
-            slot,
-            num_steps=engine.round.path_width - 1,
-            drafter="none" if engine.drafter is None else engine.drafter.name,
-            rule="simulated" if simulated else "target-sampling",
-            max_tokens=count,
-        )
-        return Output(
-            prompt_token_ids=record.prompt,
-            token_ids=generated[:count],
-            text=None if record.text is None else record.text.text,
-            finish_reason=FINISH_REASONS[int(self._reason[slot])],
-            stats=stats,
-            simulated=simulated,
-        )
-
-    def _slot(self, ids: list[int], asked: SamplingParams) -> _Slot:
-        target = self.engine.target
-        has_text = target.path is not None
-        if asked.stop and not has_text:
-            target.tokenizer  # raises: stop strings need one  # noqa: B018
-        limit = min(len(ids) + asked.max_new_tokens, target.config.max_context)
-        ends = frozenset(asked.stop_token_ids) | (
-            frozenset() if asked.ignore_eos else target.eos_token_ids
-        )
-        text = TextBuilder(target.tokenizer, asked.stop, ends) if has_text else None
-        return _Slot(ids, asked, limit, text)
-
-    def _prefilled(self, slots: int) -> DecodeState:
-        engine = self.engine
-        longest = max(len(slot.prompt) for slot in self.slots)
-        state = self._initial(slots)
-        for index, (offset, width) in enumerate(chunk_plan(longest)):
-            state = engine._prefill(
-                engine.params, state, jnp.asarray(offset, jnp.int32), width=width, first=index == 0
-            )
-        return state
-
-    def _initial(self, slots: int) -> DecodeState:
-        engine = self.engine
-        capacity = capacity_bucket(max(slot.limit for slot in self.slots))
-        tokens = np.zeros((slots, capacity + MAX_CHUNK + 1), np.int32)
-        prompt_lengths = np.ones((slots,), np.int32)
-        limits = np.full((slots,), capacity, np.int32)
-        temperature = np.zeros((slots,), np.float32)
-        keys = np.zeros((slots, 2), np.uint32)
-        reason = np.full((slots,), STOPPED, np.int32)
-        stop_lists = [self._stop_ids(slot) for slot in self.slots]
-        width = 4 * max(1, -(-max(map(len, stop_lists)) // 4))
-        stop_ids = np.full((slots, width), -1, np.int32)
-        for index, slot in enumerate(self.slots):
-            tokens[index, : len(slot.prompt)] = slot.prompt
-            prompt_lengths[index] = len(slot.prompt)
-            limits[index] = slot.limit
-            temperature[index] = slot.sampling.temperature
-            seed = slot.sampling.seed
-            seed = secrets.randbits(63) if seed is None else seed
-            keys[index] = seed >> 32, seed & 0xFFFFFFFF
-            stop_ids[index, : len(stop_lists[index])] = stop_lists[index]
-            reason[index] = RUNNING
-        num_nodes, path_width = engine.round.num_nodes, engine.round.path_width
-        empty = jnp.zeros((slots, num_nodes), jnp.int32)
-        root_only = jnp.zeros((slots, num_nodes), bool).at[:, 0].set(True)
-        tree = build(empty, empty - 1, root_only)
-        drafter = engine.drafter
-        return DecodeState(
-            tokens=jnp.asarray(tokens),
-            lengths=jnp.zeros((slots,), jnp.int32),
-            cache=engine.target.empty_cache(slots, capacity),
-            drafter=() if drafter is None else drafter.init_state(drafter.params, slots, capacity),
-            reason=jnp.asarray(reason),
-            requests=Requests(
-                jnp.asarray(prompt_lengths),
-                jnp.asarray(limits),
-                jnp.asarray(stop_ids),
-                jnp.asarray(temperature),
-                jnp.asarray(keys),
-            ),
-            log=RoundLog.empty(slots, self.max_rounds),
-            last=LastRound(
-                tree,
-                jnp.zeros((slots, path_width), jnp.int32),
-                jnp.zeros((slots,), jnp.int32),
-            ),
-        )
-
-    def _stop_ids(self, slot: _Slot) -> list[int]:
-        if self.engine.round.simulate_accept_length is not None:
-            return []  # not real text: it runs to its limit
-        ends = set(slot.sampling.stop_token_ids)
-        if not slot.sampling.ignore_eos:
-            ends |= self.engine.target.eos_token_ids
-        return sorted(ends)
-
-    def _read(self) -> None:
-        """Bring the round's results to the host and carry the texts forward."""
-        state = self.state
-        self._tokens, self._lengths, self._reason, self._log, self._last = jax.device_get(
-            (state.tokens, state.lengths, state.reason, state.log, state.last)
-        )
-        self._reason = np.array(self._reason)
-        self._new: list[list[int]] = []
-        self._pieces: list[list] = []
-        halted = np.zeros(self._reason.shape, bool)
-        for index, slot in enumerate(self.slots):
-            known = int(self._lengths[index]) + 1
-            generated = self._tokens[index, len(slot.prompt) : known].tolist()
-            self._new.append(generated[slot.taken :])
-            self._pieces.append(self._texts(index, slot, generated))
-            if slot.ended is not None and self._reason[index] == RUNNING:
-                halted[index] = True
-            if slot.ended is not None:
-                self._reason[index] = STOPPED
-        if halted.any():
-            self.state = self.engine._halt(self.state, jnp.asarray(halted))
-
-    def _texts(self, index: int, slot: _Slot, generated: list[int]) -> list:
-        if slot.text is None or slot.ended is not None:
-            slot.taken = len(generated)
-            return []
-        marks = read_stats(
-            self._log, index, num_steps=0, drafter="", rule="", max_tokens=len(generated)
-        ).from_draft()
-        pieces = []
-        for place in range(slot.taken, len(generated)):
-            pieces += slot.text.push(generated[place], marks[place])
-            if slot.text.stopped:
-                slot.ended = place + 1
-                break
-        slot.taken = len(generated)
-        if self._reason[index] != RUNNING and slot.ended is None:
-            pieces += slot.text.flush()
-        return pieces
-
-    def _view(self, slot: int):
-        length = int(self._last.path_length[slot])
-        if length == 0:
-            return None
-        bonus = int(self._tokens[slot, int(self._lengths[slot])])
-        return view_round(self._last.tree, self._last.path[slot], length, slot, bonus)
-
-
-def _halt(state: DecodeState, slots) -> DecodeState:
-    """End slots whose text met a stop string."""
-    return replace(state, reason=jnp.where(slots, STOPPED, state.reason))
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt of any kind becomes a list of one."""
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int | Mapping)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
 
 
 def _check_simulation(length: float | None, tree: TreeSpec | None) -> None:

@@ -21,7 +21,7 @@ MIN_CHUNK = 16
 
 
 def chunk_plan(longest: int) -> list[tuple[int, int]]:
-    """(offset, width) of each chunk: full ones, then the smallest power of two that holds the rest."""
+    """(offset, width) of each chunk: full ones, then a power of two that holds the rest."""
     plan = [(start, MAX_CHUNK) for start in range(0, longest - MAX_CHUNK + 1, MAX_CHUNK)]
     done = len(plan) * MAX_CHUNK
     if done < longest:

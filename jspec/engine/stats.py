@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -72,7 +72,7 @@ def acceptance_by_depth(stats: Sequence[Stats]) -> list[float]:
     depths = range(1, max((s.num_steps for s in stats), default=0) + 1)
     corrects = [c for s in stats for c, drafted in zip(s.corrects, s.drafts) if drafted]
     reached = [sum(c >= depth for c in corrects) for depth in (0, *depths)]
-    return [now / before if before else float("nan") for before, now in zip(reached, reached[1:])]
+    return [now / before if before else float("nan") for before, now in pairwise(reached)]
 
 
 def read_stats(

@@ -71,7 +71,7 @@ class Round:
 
     def draft(self, params, state: DecodeState) -> tuple[Tree, object]:
         """The tree to verify; a lone root where there is no drafter."""
-        if self.drafter is None:
+        if self.drafter is None or self.tree is None:
             return lone_root(state.root), state.drafter
         context = DraftContext(
             state.tokens, state.lengths, state.root, state.active, state.requests.keys
@@ -165,7 +165,8 @@ class Round:
         return moved, rows, correct
 
     def _simulated_walk(self, state: DecodeState, predict: Int[Array, "B T"]) -> Walk:
-        """Accept whatever makes the mean accept_length the one asked for, the same in every slot."""
+        """Accept what makes the mean accept_length the one asked for, the same in every slot."""
+        assert self.simulate_accept_length is not None
         mean_correct = self.simulate_accept_length - 1.0
         done = state.log.rounds.astype(jnp.float32)
         correct = jnp.floor((done + 1) * mean_correct) - jnp.floor(done * mean_correct)

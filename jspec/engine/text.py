@@ -41,7 +41,7 @@ class TextBuilder:
         self.stopped = False
 
     def push(self, token: int, drafted: bool) -> list[Piece]:
-        """Take one token; return the pieces that are now certain. Sets `stopped` at a stop string."""
+        """Take a token; return the pieces now certain. Sets `stopped` at a stop string."""
         if self.stopped or token in self._hidden:
             return []
         self._held.append(Piece(self._decoder.push([token]), drafted))

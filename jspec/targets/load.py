@@ -1,4 +1,4 @@
-"""Load a published checkpoint into a target, strictly: every tensor used, every parameter filled."""
+"""Load a published checkpoint, strictly: every tensor used, every parameter filled."""
 
 from pathlib import Path
 

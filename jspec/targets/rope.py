@@ -55,7 +55,7 @@ class RopeConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], head_dim: int) -> "RopeConfig":
-        """Read either spelling: `rope_parameters` (transformers 5) or `rope_theta` + `rope_scaling`.
+        """Read either spelling: `rope_parameters`, or `rope_theta` and `rope_scaling`.
 
         Raises:
             NotImplementedError: an unknown rope type or a partial rotation.

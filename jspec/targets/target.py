@@ -63,6 +63,13 @@ class Target:
             )
         return load_tokenizer(self.path)
 
+    def find_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer, or None where the checkpoint has none."""
+        try:
+            return self.tokenizer
+        except ValueError:
+            return None
+
     def forward(
         self,
         params: PyTree,

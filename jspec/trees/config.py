@@ -21,7 +21,7 @@ class TreeConfig:
 
     num_steps: int = 5
     topk: int = 4
-    num_nodes: int | None = None
+    num_nodes: int = None  # type: ignore[assignment]  # resolved below
 
     def __post_init__(self):
         for name in ("num_steps", "topk"):

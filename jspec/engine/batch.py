@@ -1,0 +1,249 @@
+"""One generation of a fixed number of slots, as the host sees it."""
+
+import secrets
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jspec.engine.output import Output, Update
+from jspec.engine.prefill import MAX_CHUNK, capacity_bucket, chunk_plan
+from jspec.engine.state import (
+    FINISH_REASONS,
+    RUNNING,
+    STOPPED,
+    DecodeState,
+    LastRound,
+    Requests,
+    RoundLog,
+)
+from jspec.engine.stats import read_stats
+from jspec.engine.text import TextBuilder
+from jspec.sampling import SamplingParams
+from jspec.trees import build
+from jspec.trees.view import RoundView, view_round
+
+if TYPE_CHECKING:
+    from jspec.engine.engine import Engine
+
+
+@dataclass
+class Slot:
+    """The host's record of one request."""
+
+    prompt: list[int]
+    sampling: SamplingParams
+    limit: int
+    ends: frozenset[int]
+    text: TextBuilder | None
+    taken: int = 0  # generated tokens read so far
+    ended: int | None = None  # tokens up to the one that completed a stop string
+
+
+class Batch:
+    """One generation of a fixed number of slots; unused slots are finished from the start."""
+
+    def __init__(
+        self,
+        engine: "Engine",
+        prompts: list[list[int]],
+        sampling: list[SamplingParams],
+        slots: int,
+        *,
+        incremental: bool,
+    ):
+        """Prefill the prompts.
+
+        Args:
+            engine: whose target, drafter and compiled functions are used.
+            prompts: token ids, at most `slots` of them.
+            sampling: one per prompt.
+            slots: B.
+            incremental: build the texts token by token, as streaming and stop strings need.
+        """
+        self.engine = engine
+        self.tokenizer = engine.target.find_tokenizer()
+        self.slots = [self._slot(ids, asked, incremental) for ids, asked in zip(prompts, sampling)]
+        self.max_rounds = 16
+        while self.max_rounds < max(slot.limit - len(slot.prompt) for slot in self.slots):
+            self.max_rounds *= 2
+        self.state = self._prefilled(slots)
+        self._read()
+
+    @property
+    def running(self) -> bool:
+        """Whether any request is unfinished."""
+        return bool(np.any(self._reason == RUNNING))
+
+    def advance(self, rounds: int) -> None:
+        """Run up to `rounds` rounds, then look at the texts."""
+        self.state = self.engine.run_rounds(
+            self.engine.params, self.state, jnp.asarray(rounds, jnp.int32)
+        )
+        self._read()
+
+    def update(self, slot: int) -> Update:
+        """What slot's last `advance` brought."""
+        new = self._new[slot]
+        finished = self._reason[slot] != RUNNING
+        pieces = list(self._pieces[slot])
+        output = self.output(slot) if finished else None
+        return Update(pieces=pieces, token_ids=new, round=self._view(slot), output=output)
+
+    def output(self, slot: int) -> Output:
+        """The finished text of a slot."""
+        record, engine = self.slots[slot], self.engine
+        known = int(self._lengths[slot]) + 1
+        generated = self._tokens[slot, len(record.prompt) : known].tolist()
+        count = len(generated) if record.ended is None else record.ended
+        simulated = engine.round.simulate_accept_length is not None
+        stats = read_stats(
+            self._log,
+            slot,
+            num_steps=engine.round.path_width - 1,
+            drafter="none" if engine.drafter is None else engine.drafter.name,
+            rule="simulated" if simulated else "target-sampling",
+            max_tokens=count,
+        )
+        return Output(
+            prompt_token_ids=record.prompt,
+            token_ids=generated[:count],
+            text=self._text(record, generated[:count]),
+            finish_reason=FINISH_REASONS[int(self._reason[slot])],
+            stats=stats,
+            simulated=simulated,
+        )
+
+    def _slot(self, ids: list[int], asked: SamplingParams, incremental: bool) -> Slot:
+        target = self.engine.target
+        limit = min(len(ids) + asked.max_new_tokens, target.config.max_context)
+        ends = frozenset(asked.stop_token_ids)
+        if not asked.ignore_eos:
+            ends |= target.eos_token_ids
+        if asked.stop or (incremental and self.tokenizer is not None):
+            # Without a tokenizer this raises: stop strings need one.
+            text = TextBuilder(target.tokenizer, asked.stop, ends)
+        else:
+            text = None
+        return Slot(ids, asked, limit, ends, text)
+
+    def _text(self, slot: Slot, token_ids: list[int]) -> str | None:
+        if slot.text is not None:
+            return slot.text.text
+        if self.tokenizer is None:
+            return None
+        return self.tokenizer.decode(token for token in token_ids if token not in slot.ends)
+
+    def _prefilled(self, slots: int) -> DecodeState:
+        engine = self.engine
+        longest = max(len(slot.prompt) for slot in self.slots)
+        state = self._initial(slots)
+        for index, (offset, width) in enumerate(chunk_plan(longest)):
+            state = engine.run_prefill(
+                engine.params, state, jnp.asarray(offset, jnp.int32), width=width, first=index == 0
+            )
+        return state
+
+    def _initial(self, slots: int) -> DecodeState:
+        engine = self.engine
+        capacity = capacity_bucket(max(slot.limit for slot in self.slots))
+        tokens = np.zeros((slots, capacity + MAX_CHUNK + 1), np.int32)
+        prompt_lengths = np.ones((slots,), np.int32)
+        limits = np.full((slots,), capacity, np.int32)
+        temperature = np.zeros((slots,), np.float32)
+        keys = np.zeros((slots, 2), np.uint32)
+        reason = np.full((slots,), STOPPED, np.int32)
+        # Simulated text is not real: it runs to its limit.
+        simulated = engine.round.simulate_accept_length is not None
+        stop_lists = [[] if simulated else sorted(slot.ends) for slot in self.slots]
+        width = 4 * max(1, -(-max(map(len, stop_lists)) // 4))
+        stop_ids = np.full((slots, width), -1, np.int32)
+        for index, slot in enumerate(self.slots):
+            tokens[index, : len(slot.prompt)] = slot.prompt
+            prompt_lengths[index] = len(slot.prompt)
+            limits[index] = slot.limit
+            temperature[index] = slot.sampling.temperature
+            seed = slot.sampling.seed
+            seed = secrets.randbits(63) if seed is None else seed
+            keys[index] = seed >> 32, seed & 0xFFFFFFFF
+            stop_ids[index, : len(stop_lists[index])] = stop_lists[index]
+            reason[index] = RUNNING
+        num_nodes, path_width = engine.round.num_nodes, engine.round.path_width
+        empty = jnp.zeros((slots, num_nodes), jnp.int32)
+        root_only = jnp.zeros((slots, num_nodes), bool).at[:, 0].set(True)
+        tree = build(empty, empty - 1, root_only)
+        drafter = engine.drafter
+        return DecodeState(
+            tokens=jnp.asarray(tokens),
+            lengths=jnp.zeros((slots,), jnp.int32),
+            cache=engine.target.empty_cache(slots, capacity),
+            drafter=() if drafter is None else drafter.init_state(drafter.params, slots, capacity),
+            reason=jnp.asarray(reason),
+            requests=Requests(
+                jnp.asarray(prompt_lengths),
+                jnp.asarray(limits),
+                jnp.asarray(stop_ids),
+                jnp.asarray(temperature),
+                jnp.asarray(keys),
+            ),
+            log=RoundLog.empty(slots, self.max_rounds),
+            last=LastRound(
+                tree,
+                jnp.zeros((slots, path_width), jnp.int32),
+                jnp.zeros((slots,), jnp.int32),
+            ),
+        )
+
+    def _read(self) -> None:
+        """Bring the round's results to the host and carry the texts forward."""
+        state = self.state
+        self._tokens, self._lengths, self._reason, self._log, self._last = jax.device_get(
+            (state.tokens, state.lengths, state.reason, state.log, state.last)
+        )
+        self._reason = np.array(self._reason)
+        self._new: list[list[int]] = []
+        self._pieces: list[list] = []
+        halted = np.zeros(self._reason.shape, bool)
+        for index, slot in enumerate(self.slots):
+            known = int(self._lengths[index]) + 1
+            generated = self._tokens[index, len(slot.prompt) : known].tolist()
+            self._new.append(generated[slot.taken :])
+            self._pieces.append(self._texts(index, slot, generated))
+            if slot.ended is not None and self._reason[index] == RUNNING:
+                halted[index] = True
+            if slot.ended is not None:
+                self._reason[index] = STOPPED
+        if halted.any():
+            self.state = self.engine.halt_slots(self.state, jnp.asarray(halted))
+
+    def _texts(self, index: int, slot: Slot, generated: list[int]) -> list:
+        if slot.text is None or slot.ended is not None:
+            slot.taken = len(generated)
+            return []
+        marks = read_stats(
+            self._log, index, num_steps=0, drafter="", rule="", max_tokens=len(generated)
+        ).from_draft()
+        pieces = []
+        for place in range(slot.taken, len(generated)):
+            pieces += slot.text.push(generated[place], marks[place])
+            if slot.text.stopped:
+                slot.ended = place + 1
+                break
+        slot.taken = len(generated)
+        if self._reason[index] != RUNNING and slot.ended is None:
+            pieces += slot.text.flush()
+        return pieces
+
+    def _view(self, slot: int) -> RoundView | None:
+        length = int(self._last.path_length[slot])
+        if length == 0:
+            return None
+        bonus = int(self._tokens[slot, int(self._lengths[slot])])
+        return view_round(self._last.tree, self._last.path[slot], length, slot, bonus)
+
+
+def halt(state: DecodeState, slots) -> DecodeState:
+    """End slots whose text met a stop string."""
+    return replace(state, reason=jnp.where(slots, STOPPED, state.reason))
