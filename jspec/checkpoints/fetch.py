@@ -67,7 +67,7 @@ def resolve_source(source: str | Path, *, progress: bool = True) -> Path:
         A folder of safetensors or a GGUF file, for `open_checkpoint` and `load_tokenizer`.
 
     Raises:
-        ValueError: nothing is known by that name, or it cannot be downloaded; one line with the fix.
+        ValueError: nothing is known by that name, or it cannot be downloaded; the fix is in it.
     """
     path, name = Path(source), str(source)  # Path("") would be the current folder
     if (name and path.is_dir()) or (path.is_file() and path.suffix.lower() == ".gguf"):

@@ -202,7 +202,9 @@ def _folder_tensors(path: Path) -> dict[str, StoredTensor]:
         )
     pickles = sorted((*path.glob("*.bin"), *path.glob("*.pt"), *path.glob("*.pth")))
     if pickles:
-        names = f"'{pickles[0]}'" if len(pickles) == 1 else f"*glob.glob('{path}/pytorch_model*')"
+        names = (
+            f"'{pickles[0]}'" if len(pickles) == 1 else f"*glob.glob('{path}/pytorch_model*.bin')"
+        )
         raise ValueError(
             f"{path} holds pickled weights ({pickles[0].name}), which can run code when read; "
             'convert them once with: python -c "import glob, torch; from safetensors.torch import '

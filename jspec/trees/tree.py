@@ -5,9 +5,14 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from pallas_kernels import TreeLinks, build_tree
+
+
+AnyArray = Array | np.ndarray
+"""On the device, or fetched to the host."""
 
 
 @jax.tree_util.register_dataclass
@@ -24,10 +29,10 @@ class Tree:
         links: what follows from `parent`: depth, ancestor bits, first child, next sibling.
     """
 
-    token: Int[Array, "B T"]
-    parent: Int[Array, "B T"]
-    valid: Bool[Array, "B T"]
-    score: Float[Array, "B T"]
+    token: Int[AnyArray, "B T"]
+    parent: Int[AnyArray, "B T"]
+    valid: Bool[AnyArray, "B T"]
+    score: Float[AnyArray, "B T"]
     links: TreeLinks
 
     @property

@@ -1,0 +1,211 @@
+"""The `jspec` command: chooses a command, and turns what users get wrong into one line.
+
+Nothing heavy is imported before a command runs, so that help and version answer at once.
+"""
+
+import contextlib
+import io
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+INTERRUPTED = 130
+"""128 + SIGINT, as shells report it."""
+
+PIPE_CLOSED = 141
+"""128 + SIGPIPE."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """One word after `jspec`.
+
+    Attributes:
+        options: name of its dataclass in `jspec.commands.options`.
+        module: whose `run(options)` does it.
+        summary: a line in the overview.
+        description: the top of its help, with examples.
+    """
+
+    options: str
+    module: str
+    summary: str
+    description: str
+
+
+COMMANDS = {
+    "generate": Command(
+        options="Generate",
+        module="jspec.commands.generate",
+        summary="continue a prompt, or every prompt of a file",
+        description="""\
+Continue a prompt, or every prompt of a file.
+
+  The text appears as it is made, with the accepted tokens of the drafter
+  marked, and ends with one line: tokens, tokens/s, τ (tokens a round), rounds.
+  The speed is that of decoding: the prompt's own pass and rounds that had to
+  compile do not count.
+
+Examples:
+  jspec generate --target smollm2-135m --prompt "Say 'ice cream' three times."
+  jspec generate --target smollm2-135m --prompt "1, 2, 3," --no-chat --show-tree
+  jspec generate --target ./model --drafter none --prompts questions.jsonl --json > answers.jsonl
+""",
+    ),
+    "bench": Command(
+        options="Bench",
+        module="jspec.commands.bench",
+        summary="measure plain against speculative decoding",
+        description="""\
+Measure plain against speculative decoding.
+
+  Every prompt is decoded both ways in turns, after a warm-up that does not
+  count. Reported are medians, what an engine without any overhead would reach
+  (ideal speedup), and whether both ways wrote the same tokens.
+
+Examples:
+  jspec bench --target smollm2-135m --max-new-tokens 64
+  jspec bench --target smollm2-135m --prompts questions.jsonl --limit 10 --json result.json
+  jspec bench --target ./model --num-steps 3 --topk 1 --simulate-accept-length 2.5
+""",
+    ),
+    "fetch": Command(
+        options="Fetch",
+        module="jspec.commands.fetch",
+        summary="download a model by its alias",
+        description="""\
+Download a model by its alias, once, and print where it is and what it is.
+
+Examples:
+  jspec fetch smollm2-135m
+""",
+    ),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line.
+
+    Args:
+        argv: the words after `jspec`; default those of this process.
+
+    Returns:
+        Exit code: 0, 2 for what the user can fix (one line on stderr), 130 after Ctrl-C, 141 when
+        the reader of a pipe left.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a narrow encoding must not end a generation
+    try:
+        code = _run(words)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # What is still buffered has no reader either; without this Python complains at exit.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    except (ValueError, NotImplementedError, OSError) as error:
+        if os.environ.get("JSPEC_TRACEBACK"):
+            raise
+        print(f"jspec: error: {one_line(error)}", file=sys.stderr)
+        return 2
+
+
+def one_line(error: Exception) -> str:
+    """What an error says, without line breaks."""
+    if isinstance(error, OSError) and error.filename is not None:
+        text = f"{error.filename}: {error.strerror}"
+    else:
+        text = str(error) or type(error).__name__
+    return " ".join(text.split())
+
+
+def _run(words: list[str]) -> int:
+    if not words:
+        raise ValueError(f"expected a command: {', '.join(COMMANDS)}; see jspec --help.")
+    if words[0] in ("-h", "--help"):
+        print(_overview())
+        return 0
+    if words[0] in ("-V", "--version"):
+        from jspec import __version__
+
+        print(f"jspec {__version__}")
+        return 0
+    if words[0] not in COMMANDS:
+        raise ValueError(
+            f"no command {words[0]!r}: expected {', '.join(COMMANDS)}; see jspec --help."
+        )
+    options = _parse(words[0], words[1:])
+    if options is None:
+        return 0
+    return import_module(COMMANDS[words[0]].module).run(options)
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: jspec COMMAND [OPTIONS]",
+            "",
+            "Exact speculative decoding in JAX: draft a tree of tokens, verify it in one pass.",
+            "",
+            *lines,
+            "",
+            "  jspec COMMAND --help  what a command can do, with examples",
+            "  jspec --version",
+            "",
+            "Examples:",
+            "  jspec fetch smollm2-135m",
+            '  jspec generate --target smollm2-135m --prompt "Name three rivers in Africa."',
+            "  jspec bench --target smollm2-135m --max-new-tokens 64",
+        ]
+    )
+
+
+def _parse(name: str, words: list[str]) -> Any:
+    """The options of a command; None when its help was printed.
+
+    Raises:
+        ValueError: they cannot be read; one line instead of the parser's box.
+    """
+    import tyro
+
+    from jspec.commands import options
+
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            return tyro.cli(
+                getattr(options, COMMANDS[name].options),
+                prog=f"jspec {name}",
+                description=COMMANDS[name].description,
+                args=words,
+                config=(tyro.conf.OmitArgPrefixes,),
+            )
+    except SystemExit as stop:
+        if not stop.code:
+            return None
+        raise ValueError(_unbox(complaint.getvalue(), name)) from None
+
+
+def _unbox(box: str, name: str) -> str:
+    """The message inside the parser's box: without frame, title, option help and footer."""
+    said: list[str] = []
+    for line in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines():
+        inside = line.strip("│").rstrip() if line.startswith("│") else ""
+        if "helptext" in inside:
+            break
+        indent = len(inside) - len(inside.lstrip())
+        if inside and "─" not in inside and indent <= 5:
+            said.append(inside.strip())
+    message = " ".join(said) or "the options cannot be read"
+    return f"{message.rstrip('.')}; see jspec {name} --help."

@@ -1,0 +1,1 @@
+"""The commands of the `jspec` command line, one module each; `jspec.cli` chooses among them."""

@@ -1,0 +1,198 @@
+"""What each command can be asked, as typed flags; light to import, so that help is instant.
+
+Groups of flags are nested dataclasses whose names are not part of the flags. None leaves the choice
+to the library, whose default the help repeats.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from tyro.conf import FlagCreatePairsOff, Positional, UseAppendAction, arg
+
+
+def _default(what: str, metavar: str | None = None) -> Any:
+    """How the help names the default of a flag that may be left out."""
+    return arg(metavar=metavar, help_behavior_hint=f"(default: {what})")
+
+
+Switch = Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFlags:
+    """The two models.
+
+    Attributes:
+        target: the model that decides: an alias (smollm2-135m), a folder of safetensors, a GGUF
+            file, or a hub id such as org/name.
+        drafter: what proposes tokens: ngram looks them up in the text so far, none is plain
+            decoding.
+        dtype: of weights, activations and cache: float32 or bfloat16.
+        simulate_accept_length: emit this many tokens a round on average, whatever the target says,
+            to time the machinery; the output is marked and is not real text.
+        compilation_cache: keep compiled programs in the user's cache folder (JSPEC_CACHE moves
+            it), so that the next start does not compile again.
+    """
+
+    target: Annotated[str, arg(metavar="MODEL")]
+    drafter: Annotated[str, arg(metavar="NAME")] = "ngram"
+    dtype: Annotated[
+        str | None, _default("float32 on CPU, bfloat16 on an accelerator", "DTYPE")
+    ] = None
+    simulate_accept_length: Annotated[float | None, _default("off", "FLOAT")] = None
+    compilation_cache: Annotated[bool, _default("on")] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeFlags:
+    """The draft of one round.
+
+    Attributes:
+        num_steps: levels below the root.
+        topk: children kept per node; 1 means a chain.
+        num_nodes: nodes verified a round, the root included.
+    """
+
+    num_steps: Annotated[int | None, _default("5", "INT")] = None
+    topk: Annotated[int | None, _default("4", "INT")] = None
+    num_nodes: Annotated[int | None, _default("8, or the whole chain for topk 1", "INT")] = None
+
+    def given(self) -> dict[str, int]:
+        """The flags that were set."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingFlags:
+    """How texts go on and where they end.
+
+    Attributes:
+        max_new_tokens: at most this many tokens are generated.
+        temperature: 0 is greedy.
+        seed: of the sampling noise; the same seed gives the same text, with and without a drafter.
+        ignore_eos: do not stop at the model's own end tokens.
+    """
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    seed: Annotated[int | None, _default("a fresh one every time", "INT")] = None
+    ignore_eos: Switch = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFlags(SamplingFlags):
+    """How texts go on and where they end.
+
+    Attributes:
+        stop: cut the text before this string; may be given several times.
+    """
+
+    stop: Annotated[
+        UseAppendAction[tuple[str, ...]], arg(metavar="TEXT", help_behavior_hint="")
+    ] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatFlags:
+    """Whether prompts go through the chat template; by default wherever the model has one.
+
+    Attributes:
+        chat: each prompt is a message of the user.
+        no_chat: each prompt is plain text to continue.
+    """
+
+    chat: Switch = False
+    no_chat: Switch = False
+
+    def wanted(self) -> bool | None:
+        """True, False, or None for the model's own way.
+
+        Raises:
+            ValueError: both were given.
+        """
+        if self.chat and self.no_chat:
+            raise ValueError("--chat and --no-chat exclude each other; give one of them.")
+        return True if self.chat else False if self.no_chat else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptFlags:
+    """What is continued: a text, or every line of a file.
+
+    Attributes:
+        prompt: one text.
+        prompts: a JSONL file, or - for stdin; a line has `prompt` (text), `messages` (role and
+            content) or MT-bench `turns` (the first counts), and perhaps an `id`.
+    """
+
+    prompt: Annotated[str | None, arg(metavar="TEXT", help_behavior_hint="")] = None
+    prompts: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowFlags:
+    """How it is shown.
+
+    Attributes:
+        json: print one JSON object per prompt instead of the text.
+        show_tree: draw the tree of every round: accepted path, rejected nodes, scores.
+        mark: how accepted draft tokens are shown; auto is color on a terminal, brackets elsewhere.
+    """
+
+    json: Switch = False
+    show_tree: Switch = False
+    mark: Literal["auto", "color", "brackets", "none"] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generate:
+    """Options of `jspec generate`."""
+
+    model: ModelFlags
+    input: PromptFlags = field(default_factory=PromptFlags)
+    output: ShowFlags = field(default_factory=ShowFlags)
+    chat: ChatFlags = field(default_factory=ChatFlags)
+    sampling: TextFlags = field(default_factory=TextFlags)
+    tree: TreeFlags = field(default_factory=TreeFlags)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureFlags:
+    """What is measured.
+
+    Attributes:
+        prompts: a JSONL file as for `jspec generate`, or - for stdin.
+        limit: only this many prompts, the first ones.
+        batch: prompts decoded side by side.
+        repeats: measured runs of every prompt, each of the two ways.
+        json: write the figures to this file, or - for stdout.
+    """
+
+    prompts: Annotated[Path | None, _default("four built-in ones", "FILE")] = None
+    limit: Annotated[int | None, _default("all", "INT")] = None
+    batch: int = 1
+    repeats: int = 3
+    json: Annotated[Path | None, _default("a table only", "OUT")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """Options of `jspec bench`."""
+
+    model: ModelFlags
+    measure: MeasureFlags = field(default_factory=MeasureFlags)
+    chat: ChatFlags = field(default_factory=ChatFlags)
+    sampling: SamplingFlags = field(default_factory=SamplingFlags)
+    tree: TreeFlags = field(default_factory=TreeFlags)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fetch:
+    """Options of `jspec fetch`.
+
+    Attributes:
+        alias: short name of a model, such as smollm2-135m.
+    """
+
+    alias: Annotated[Positional[str], arg(metavar="ALIAS")]

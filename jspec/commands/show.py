@@ -1,0 +1,97 @@
+"""Generated text for people: accepted draft tokens marked, rounds drawn, one line at the end."""
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from jspec.engine.text import Piece
+from jspec.tokenizer import Tokenizer
+
+DRAFTED = "underline green"
+"""How an accepted draft token looks in color."""
+
+NOT_REAL = "simulated acceptance, not real text"
+
+# Anything that could move the cursor or ring a bell; line feeds and tabs are text.
+_CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+class TextWriter:
+    """Writes pieces as they come, marking runs of accepted draft tokens."""
+
+    def __init__(self, mark: str, stream=None):
+        """Decide how to mark: `auto`, `color`, `brackets` or `none`."""
+        stream = sys.stdout if stream is None else stream
+        if mark == "auto":
+            mark = "color" if stream.isatty() else "brackets"
+        self.mark = mark
+        self.console = Console(
+            file=stream,
+            force_terminal=True if mark == "color" else None,
+            highlight=False,
+            markup=False,
+            emoji=False,
+            soft_wrap=True,
+        )
+
+    def pieces(self, pieces: Sequence[Piece]) -> None:
+        """Write what one round brought."""
+        text = Text(end="")
+        runs: list[Piece] = []
+        for piece in pieces:
+            if runs and runs[-1].drafted == piece.drafted:
+                runs[-1] = Piece(runs[-1].text + piece.text, piece.drafted)
+            else:
+                runs.append(piece)
+        for run in runs:
+            shown = run.text.translate(_CONTROLS)
+            if not run.drafted or self.mark == "none":
+                text.append(shown)
+            elif self.mark == "color":
+                text.append(shown, style=DRAFTED)
+            else:
+                text.append(f"[{shown}]")
+        if text:
+            self.console.print(text, end="")
+            self.console.file.flush()
+
+    def line(self, line: str | Text = "", style: str = "") -> None:
+        """Write a whole line, such as a heading, a drawing or the summary."""
+        self.console.print(line, style=style)
+        self.console.file.flush()
+
+
+def summary(tokens: int, tokens_per_second: float, accept_length: float, rounds: int) -> str:
+    """The last line of a text."""
+    counted = f"{tokens} token" + ("" if tokens == 1 else "s")
+    passes = f"{rounds} round" + ("" if rounds == 1 else "s")
+    if math.isnan(tokens_per_second):
+        speed = "too short to time"
+    else:
+        speed = f"{tokens_per_second:.1f} tokens/s while decoding"
+    return f"{counted}, {speed}, τ {_figure(accept_length)}, {passes}"
+
+
+def token_text(tokenizer: Tokenizer) -> Callable[[int], str]:
+    """Shows single tokens, special ones by their name."""
+    pieces = tokenizer.pieces()
+
+    def decode(token: int) -> str:
+        piece = pieces[token]
+        if isinstance(piece, bytes):
+            return piece.decode("utf-8", "replace")
+        if isinstance(piece, int):
+            return f"<0x{piece:02X}>"
+        if piece is None:
+            name = tokenizer.backend.convert_ids_to_tokens(token)
+            return f"<{token}>" if name is None else str(name)
+        return piece
+
+    return decode
+
+
+def _figure(value: float) -> str:
+    return "n/a" if math.isnan(value) else f"{value:.2f}"

@@ -1,0 +1,108 @@
+"""Drafters that know the answer: always right, always wrong, or either at random.
+
+They exist to drive the engine down every branch, not to be good.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jspec.drafters import Drafter, Proposal
+from jspec.trees import StaticTree, fill_static, select_nodes
+
+KINDS = ("right", "wrong", "random")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Scripted(Drafter):
+    """Proposes from a table of what greedy decoding writes.
+
+    Attributes:
+        kind: `right` puts the true token at rank 0 of every level, `wrong` nowhere, `random` at a
+            random rank of some levels, among random other tokens.
+        answers: the true token at every position of every slot, [B, C] int32.
+        vocab_size: to draw other tokens from.
+    """
+
+    kind: str
+    answers: np.ndarray
+    vocab_size: int
+    feature_layers: tuple[int, ...] = ()
+
+    @property
+    def name(self):
+        return self.kind
+
+    @property
+    def params(self):
+        return jnp.asarray(self.answers, jnp.int32)
+
+    def check(self, target, tree):
+        if tree.topk >= self.vocab_size:
+            raise ValueError("not enough tokens")
+
+    def init_state(self, params, batch, capacity):
+        return jnp.zeros((batch,), jnp.int32)
+
+    def prefill(self, params, state, rows):
+        return state
+
+    def extend(self, params, state, rows, correct):
+        return state + 1
+
+    def propose(self, params, state, context, tree):
+        batch = context.root.shape[0]
+        levels = jnp.arange(1, tree.num_steps + 1, dtype=jnp.int32)
+        place = jnp.minimum(context.lengths[:, None] + levels[None, :], params.shape[1] - 1)
+        answer = jnp.take_along_axis(params[:batch], place, axis=1)[:, :, None]  # [B, L, 1]
+        rank = jnp.arange(tree.topk, dtype=jnp.int32)[None, None, :]
+        # topk distinct tokens that are not the answer: the ones after it, cyclically.
+        token = jnp.broadcast_to(
+            (answer + 1 + rank) % self.vocab_size, (batch, tree.num_steps, tree.topk)
+        )
+        key = jax.random.fold_in(jax.random.key(7), jnp.sum(state + context.lengths))
+        if self.kind == "right":
+            token = jnp.where(rank == 0, answer, token)
+        elif self.kind == "random":
+            where = jax.random.randint(key, (batch, tree.num_steps, 1), 0, tree.topk + 1)
+            token = jnp.where(rank == where, answer, token)
+        if isinstance(tree, StaticTree):
+            return Proposal(fill_static(tree, context.root, token), state)
+        return Proposal(self._scored(key, context, token, tree), state)
+
+    def _scored(self, key, context, token, tree):
+        """A full topk-ary pool cut to the first candidates, with random falling scores."""
+        parents, depths, ranks = [], [], []
+        frontier = [-1]
+        while frontier and len(parents) < 4 * tree.num_nodes:
+            parent = frontier.pop(0)
+            depth = 0 if parent < 0 else depths[parent] + 1
+            if depth >= tree.num_steps:
+                continue
+            for rank in range(tree.topk):
+                frontier.append(len(parents))
+                parents.append(parent)
+                depths.append(depth)
+                ranks.append(rank)
+        batch = context.root.shape[0]
+        factor = jax.random.uniform(key, (batch, len(parents)), minval=0.3, maxval=1.0)
+        score = factor
+        for node, parent in enumerate(parents):
+            if parent >= 0:
+                score = score.at[:, node].multiply(score[:, parent])
+        flat = jnp.broadcast_to(jnp.asarray(parents, jnp.int32), score.shape)
+        pool = token[:, np.asarray(depths), np.asarray(ranks)]
+        return select_nodes(
+            context.root, pool, flat, score, jnp.ones(score.shape, bool), tree.num_nodes
+        )
+
+
+def answers_from(outputs, capacity: int) -> np.ndarray:
+    """Table of prompt + plain greedy output, one row a slot, zeros after the end."""
+    table = np.zeros((len(outputs), capacity), np.int32)
+    for row, output in enumerate(outputs):
+        text = [*output.prompt_token_ids, *output.token_ids]
+        table[row, : len(text)] = text
+    return table
