@@ -85,6 +85,8 @@ def choose_tokens(
     temperature: Float[Array, "B"],
     keys: UInt32[Array, "B 2"],
     positions: Int[Array, "B T"],
+    *,
+    sampled: bool,
 ) -> Int[Array, "B T"]:
     """The token that follows each node: the largest logit, or a draw at the slot's temperature.
 
@@ -96,19 +98,18 @@ def choose_tokens(
         logits: float32; of node t, over the token that follows it.
         temperature: 0 for greedy slots; both kinds mix in a batch.
         keys: raw key data, one a request.
-        positions: of the nodes (committed length + depth).
+        positions: of the tokens to come (committed length + depth + 1).
+        sampled: whether any slot samples; a greedy batch compiles without the noise.
     """
     greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    if not sampled:
+        return greedy
 
-    def draw():
-        def noise(key, position):
-            return jax.random.gumbel(
-                jax.random.fold_in(jax.random.wrap_key_data(key), position), logits.shape[-1:]
-            )
+    def noise(key, position):
+        typed = jax.random.wrap_key_data(key, impl="threefry2x32")
+        return jax.random.gumbel(jax.random.fold_in(typed, position), logits.shape[-1:])
 
-        per_node = jax.vmap(jax.vmap(noise, (None, 0)))(keys, positions)
-        scale = jnp.where(temperature > 0, temperature, 1.0)[:, None, None]
-        drawn = jnp.argmax(logits / scale + per_node, axis=-1).astype(jnp.int32)
-        return jnp.where(temperature[:, None] > 0, drawn, greedy)
-
-    return jax.lax.cond(jnp.any(temperature > 0), draw, lambda: greedy)
+    per_node = jax.vmap(jax.vmap(noise, (None, 0)))(keys, positions)
+    scale = jnp.where(temperature > 0, temperature, 1.0)[:, None, None]
+    drawn = jnp.argmax(logits / scale + per_node, axis=-1).astype(jnp.int32)
+    return jnp.where(temperature[:, None] > 0, drawn, greedy)

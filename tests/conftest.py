@@ -7,7 +7,11 @@ import os
 from pathlib import Path
 
 # Two virtual CPU devices: code that assumes it owns the only device fails here.
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+# Tests compile hundreds of tiny programs that run for milliseconds: LLVM's optimiser is not worth it.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0",
+)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

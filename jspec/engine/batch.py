@@ -10,19 +10,10 @@ import numpy as np
 
 from jspec.engine.output import Output, Update
 from jspec.engine.prefill import MAX_CHUNK, capacity_bucket, chunk_plan
-from jspec.engine.state import (
-    FINISH_REASONS,
-    RUNNING,
-    STOPPED,
-    DecodeState,
-    LastRound,
-    Requests,
-    RoundLog,
-)
+from jspec.engine.state import FINISH_REASONS, RUNNING, STOPPED, DecodeState, Requests
 from jspec.engine.stats import read_stats
 from jspec.engine.text import TextBuilder
 from jspec.sampling import SamplingParams
-from jspec.trees import build
 from jspec.trees.view import RoundView, view_round
 
 if TYPE_CHECKING:
@@ -66,6 +57,7 @@ class Batch:
         self.engine = engine
         self.tokenizer = engine.target.find_tokenizer()
         self.slots = [self._slot(ids, asked, incremental) for ids, asked in zip(prompts, sampling)]
+        self.sampled = any(params.temperature > 0 for params in sampling)
         self.max_rounds = 16
         while self.max_rounds < max(slot.limit - len(slot.prompt) for slot in self.slots):
             self.max_rounds *= 2
@@ -80,7 +72,7 @@ class Batch:
     def advance(self, rounds: int) -> None:
         """Run up to `rounds` rounds, then look at the texts."""
         self.state = self.engine.run_rounds(
-            self.engine.params, self.state, jnp.asarray(rounds, jnp.int32)
+            self.engine.params, self.state, jnp.asarray(rounds, jnp.int32), sampled=self.sampled
         )
         self._read()
 
@@ -139,62 +131,46 @@ class Batch:
     def _prefilled(self, slots: int) -> DecodeState:
         engine = self.engine
         longest = max(len(slot.prompt) for slot in self.slots)
-        state = self._initial(slots)
+        state = engine.run_start(
+            *self._requests(slots), capacity=self._capacity(), max_rounds=self.max_rounds
+        )
         for index, (offset, width) in enumerate(chunk_plan(longest)):
             state = engine.run_prefill(
-                engine.params, state, jnp.asarray(offset, jnp.int32), width=width, first=index == 0
+                engine.params,
+                state,
+                jnp.asarray(offset, jnp.int32),
+                width=width,
+                first=index == 0,
+                sampled=self.sampled,
             )
         return state
 
-    def _initial(self, slots: int) -> DecodeState:
-        engine = self.engine
-        capacity = capacity_bucket(max(slot.limit for slot in self.slots))
-        tokens = np.zeros((slots, capacity + MAX_CHUNK + 1), np.int32)
-        prompt_lengths = np.ones((slots,), np.int32)
-        limits = np.full((slots,), capacity, np.int32)
-        temperature = np.zeros((slots,), np.float32)
-        keys = np.zeros((slots, 2), np.uint32)
-        reason = np.full((slots,), STOPPED, np.int32)
+    def _capacity(self) -> int:
+        return capacity_bucket(max(slot.limit for slot in self.slots))
+
+    def _requests(self, slots: int) -> tuple[Requests, jax.Array]:
+        """What is asked of each slot, and its prompt, padded with zeros."""
         # Simulated text is not real: it runs to its limit.
-        simulated = engine.round.simulate_accept_length is not None
+        simulated = self.engine.round.simulate_accept_length is not None
         stop_lists = [[] if simulated else sorted(slot.ends) for slot in self.slots]
         width = 4 * max(1, -(-max(map(len, stop_lists)) // 4))
+        prompts = np.zeros((slots, self._capacity() + MAX_CHUNK + 1), np.int32)
+        prompt_lengths = np.zeros((slots,), np.int32)
+        limits = np.zeros((slots,), np.int32)
         stop_ids = np.full((slots, width), -1, np.int32)
+        temperature = np.zeros((slots,), np.float32)
+        keys = np.zeros((slots, 2), np.uint32)
         for index, slot in enumerate(self.slots):
-            tokens[index, : len(slot.prompt)] = slot.prompt
+            prompts[index, : len(slot.prompt)] = slot.prompt
             prompt_lengths[index] = len(slot.prompt)
             limits[index] = slot.limit
+            stop_ids[index, : len(stop_lists[index])] = stop_lists[index]
             temperature[index] = slot.sampling.temperature
             seed = slot.sampling.seed
             seed = secrets.randbits(63) if seed is None else seed
             keys[index] = seed >> 32, seed & 0xFFFFFFFF
-            stop_ids[index, : len(stop_lists[index])] = stop_lists[index]
-            reason[index] = RUNNING
-        num_nodes, path_width = engine.round.num_nodes, engine.round.path_width
-        empty = jnp.zeros((slots, num_nodes), jnp.int32)
-        root_only = jnp.zeros((slots, num_nodes), bool).at[:, 0].set(True)
-        tree = build(empty, empty - 1, root_only)
-        drafter = engine.drafter
-        return DecodeState(
-            tokens=jnp.asarray(tokens),
-            lengths=jnp.zeros((slots,), jnp.int32),
-            cache=engine.target.empty_cache(slots, capacity),
-            drafter=() if drafter is None else drafter.init_state(drafter.params, slots, capacity),
-            reason=jnp.asarray(reason),
-            requests=Requests(
-                jnp.asarray(prompt_lengths),
-                jnp.asarray(limits),
-                jnp.asarray(stop_ids),
-                jnp.asarray(temperature),
-                jnp.asarray(keys),
-            ),
-            log=RoundLog.empty(slots, self.max_rounds),
-            last=LastRound(
-                tree,
-                jnp.zeros((slots, path_width), jnp.int32),
-                jnp.zeros((slots,), jnp.int32),
-            ),
-        )
+        asked = (prompt_lengths, limits, stop_ids, temperature, keys)
+        return Requests(*map(jnp.asarray, asked)), jnp.asarray(prompts)
 
     def _read(self) -> None:
         """Bring the round's results to the host and carry the texts forward."""

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 from jspec.drafters import Drafter, load_drafter
 from jspec.engine.batch import Batch, halt
 from jspec.engine.output import Output, Update
-from jspec.engine.prefill import prefill_chunk
+from jspec.engine.prefill import empty_state, prefill_chunk
 from jspec.engine.step import Round
 from jspec.sampling import SamplingParams
 from jspec.targets import Target
@@ -71,10 +72,17 @@ class Engine:
         self.params = (target.params, () if drafter is None else drafter.params)
         self.traces: Counter[str] = Counter()
         """How often each stage was traced: once a shape bucket, or something recompiles."""
-        self.run_prefill = jax.jit(
-            self._trace_prefill, static_argnames=("width", "first"), donate_argnames="state"
+        self.run_start = jax.jit(
+            partial(empty_state, self.round), static_argnames=("capacity", "max_rounds")
         )
-        self.run_rounds = jax.jit(self._trace_rounds, donate_argnames="state")
+        self.run_prefill = jax.jit(
+            self._trace_prefill,
+            static_argnames=("width", "first", "sampled"),
+            donate_argnames="state",
+        )
+        self.run_rounds = jax.jit(
+            self._trace_rounds, static_argnames="sampled", donate_argnames="state"
+        )
         self.halt_slots = jax.jit(halt, donate_argnames="state")
 
     def generate(
@@ -167,11 +175,13 @@ class Engine:
             raise ValueError(f"got {len(sampling)} sampling parameters for {count} prompts.")
         return list(sampling)
 
-    def _trace_prefill(self, params, state, offset, *, width: int, first: bool):
+    def _trace_prefill(self, params, state, offset, *, width: int, first: bool, sampled: bool):
         self.traces[f"prefill {width}{'' if first else '+'}"] += 1
-        return prefill_chunk(self.round, params, state, offset, width=width, first=first)
+        return prefill_chunk(
+            self.round, params, state, offset, width=width, first=first, sampled=sampled
+        )
 
-    def _trace_rounds(self, params, state, rounds):
+    def _trace_rounds(self, params, state, rounds, *, sampled: bool):
         self.traces["rounds"] += 1
 
         def unfinished(carry):
@@ -180,7 +190,7 @@ class Engine:
 
         def advance(carry):
             done, state = carry
-            return done + 1, self.round.step(params, state)
+            return done + 1, self.round.step(params, state, sampled=sampled)
 
         return jax.lax.while_loop(unfinished, advance, (jnp.zeros((), jnp.int32), state))[1]
 

@@ -9,10 +9,11 @@ from jaxtyping import Array, Int, UInt32
 
 from jspec.drafters.base import Rows
 from jspec.engine.finish import cut_run
-from jspec.engine.state import RUNNING, DecodeState
+from jspec.engine.state import RUNNING, STOPPED, DecodeState, LastRound, Requests, RoundLog
 from jspec.engine.step import Round, append_tokens
 from jspec.sampling import choose_tokens
 from jspec.targets import Prefix
+from jspec.trees import build
 
 MAX_CHUNK = 512
 """Prompt tokens a pass; longer prompts take several."""
@@ -42,8 +43,47 @@ def _next_power(size: int) -> int:
     return 1 << size.bit_length()
 
 
+def empty_state(
+    round_: Round, requests: Requests, tokens: Int[Array, "B C"], *, capacity: int, max_rounds: int
+) -> DecodeState:
+    """Empty slots with their prompts waiting in `tokens`; a slot without a prompt is finished.
+
+    Args:
+        round_: the static choices.
+        requests: what is asked of each slot.
+        tokens: prompts, padded to capacity + MAX_CHUNK + 1, so that no slice is ever clamped.
+        capacity: S, tokens a slot's cache holds.
+        max_rounds: R, rounds the log has room for.
+    """
+    slots = tokens.shape[0]
+    empty = jnp.zeros((slots, round_.num_nodes), jnp.int32)
+    no_draft = jnp.zeros(empty.shape, bool)
+    drafter = round_.drafter
+    return DecodeState(
+        tokens=tokens,
+        lengths=jnp.zeros((slots,), jnp.int32),
+        cache=round_.target.empty_cache(slots, capacity),
+        drafter=() if drafter is None else drafter.init_state(drafter.params, slots, capacity),
+        reason=jnp.where(requests.prompt_lengths > 0, RUNNING, STOPPED).astype(jnp.int32),
+        requests=requests,
+        log=RoundLog.empty(slots, max_rounds),
+        last=LastRound(
+            build(empty, empty, no_draft),
+            jnp.zeros((slots, round_.path_width), jnp.int32),
+            jnp.zeros((slots,), jnp.int32),
+        ),
+    )
+
+
 def prefill_chunk(
-    round_: Round, params, state: DecodeState, offset: Int[Array, ""], *, width: int, first: bool
+    round_: Round,
+    params,
+    state: DecodeState,
+    offset: Int[Array, ""],
+    *,
+    width: int,
+    first: bool,
+    sampled: bool,
 ) -> DecodeState:
     """Commit prompt tokens offset .. offset + width of every slot that has them.
 
@@ -54,6 +94,7 @@ def prefill_chunk(
         offset: committed length of every slot still in its prompt.
         width: of the chunk.
         first: nothing is committed yet, so no cache is read.
+        sampled: whether any slot samples.
     """
     target_params, drafter_params = params
     requests = state.requests
@@ -80,7 +121,9 @@ def prefill_chunk(
     hidden = jnp.take_along_axis(passed.hidden, last[:, :, None], axis=1)
     logits = round_.target.logits(target_params, hidden)
     lengths = state.lengths + count
-    root = choose_tokens(logits, requests.temperature, requests.keys, lengths[:, None])
+    root = choose_tokens(
+        logits, requests.temperature, requests.keys, lengths[:, None], sampled=sampled
+    )
     known = append_tokens(state.tokens, lengths, root, ends.astype(jnp.int32))
     # The token after the last prompt token fills one place, and may be the end already.
     _, reason = cut_run(

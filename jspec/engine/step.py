@@ -53,13 +53,19 @@ class Round:
             return (1, self.num_nodes)
         return (self.num_nodes,)
 
-    def step(self, params, state: DecodeState) -> DecodeState:
-        """One round of every slot. Finished slots are carried along unchanged."""
+    def step(self, params, state: DecodeState, *, sampled: bool) -> DecodeState:
+        """One round of every slot. Finished slots are carried along unchanged.
+
+        Args:
+            params: of the target and of the drafter.
+            state: before the round.
+            sampled: whether any slot samples (see `choose_tokens`).
+        """
         target_params, drafter_params = params
         with jax.named_scope("draft"):
             tree, drafter_state = self.draft(drafter_params, state)
         with jax.named_scope("verify"):
-            predict, passed = self.verify(target_params, state, tree)
+            predict, passed = self.verify(target_params, state, tree, sampled=sampled)
         with jax.named_scope("accept"):
             walk = self.accept(state, tree, predict)
         with jax.named_scope("commit"):
@@ -79,7 +85,9 @@ class Round:
         proposal = self.drafter.propose(params, state.drafter, context, self.tree)
         return proposal.tree, proposal.state
 
-    def verify(self, params, state: DecodeState, tree: Tree) -> tuple[Int[Array, "B T"], Pass]:
+    def verify(
+        self, params, state: DecodeState, tree: Tree, *, sampled: bool = False
+    ) -> tuple[Int[Array, "B T"], Pass]:
         """The target's token after every node, and the pass that gave it."""
 
         def at(width: int):
@@ -100,6 +108,7 @@ class Round:
                     state.requests.temperature,
                     state.requests.keys,
                     positions + 1,
+                    sampled=sampled,
                 )
                 return jax.tree.map(
                     lambda leaf: _pad_nodes(leaf, tree.num_nodes), (predict, passed)

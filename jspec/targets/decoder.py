@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int, UInt32
 
 from jspec.targets.cache import KVCache
 from jspec.targets.config import TargetConfig
-from jspec.targets.layers import Linear, RMSNorm
+from jspec.targets.layers import Linear, RMSNorm, product
 from jspec.targets.rope import rotate, rotation
 from pallas_kernels import tree_attention
 
@@ -177,5 +177,4 @@ class DenseDecoder(nnx.Module):
 
     def logits(self, hidden: Float[Array, "*B E"]) -> Float[Array, "*B V"]:
         """Head of the post-norm hidden states, float32."""
-        weight = self.embedding[...] if self.head is None else self.head[...]
-        return jnp.einsum("...e,ve->...v", hidden, weight, preferred_element_type=jnp.float32)
+        return product(self.embedding[...] if self.head is None else self.head[...], hidden)

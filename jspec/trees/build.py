@@ -35,9 +35,18 @@ def fill_static(
     level = np.maximum(np.asarray(shape.depths) - 1, 0)
     rank = np.asarray(shape.ranks)
     token = candidates[:, level, rank].at[:, 0].set(root)
-    parent = jnp.broadcast_to(jnp.asarray(shape.parents, jnp.int32), token.shape)
-    score = None if scores is None else scores[:, level, rank].at[:, 0].set(1.0)
-    return build(token, parent, jnp.ones((batch, shape.num_nodes), bool), score)
+    score = jnp.zeros(token.shape, jnp.float32) if scores is None else scores[:, level, rank]
+
+    def per_slot(leaf):
+        return jnp.broadcast_to(leaf, (batch, *leaf.shape[1:]))
+
+    return Tree(
+        token=token,
+        parent=per_slot(jnp.asarray(shape.parents, jnp.int32)[None]),
+        valid=jnp.ones(token.shape, bool),
+        score=score.at[:, 0].set(1.0),
+        links=jax.tree.map(per_slot, shape.links()),
+    )
 
 
 def select_nodes(

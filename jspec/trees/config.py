@@ -4,6 +4,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels import TreeLinks
+
 MAX_NODES = 128
 """Widest tree the kernels take: four mask words a node."""
 
@@ -118,6 +123,27 @@ class StaticTree:
         """Parent id of each node, -1 for the root."""
         ids = {path: index for index, path in enumerate(self.choices, start=1)} | {(): 0}
         return (-1, *(ids[path[:-1]] for path in self.choices))
+
+    def links(self) -> TreeLinks:
+        """Depth, ancestor bits, first child and next sibling, worked out once on the host.
+
+        Leading axis 1, to be broadcast over slots.
+        """
+        parents = self.parents
+        ancestors = np.zeros((1, self.num_nodes, -(-self.num_nodes // 32)), np.uint32)
+        first_child, next_sibling = np.full((2, 1, self.num_nodes), -1, np.int32)
+        newest: dict[int, int] = {}
+        for node, parent in enumerate(parents):
+            if parent >= 0:
+                ancestors[0, node] = ancestors[0, parent]
+                if parent in newest:
+                    next_sibling[0, newest[parent]] = node
+                else:
+                    first_child[0, parent] = node
+                newest[parent] = node
+            ancestors[0, node, node // 32] |= np.uint32(1 << node % 32)
+        depth = np.asarray(self.depths, np.int32)[None]
+        return TreeLinks(*map(jnp.asarray, (depth, ancestors, first_child, next_sibling)))
 
     @property
     def depths(self) -> tuple[int, ...]:

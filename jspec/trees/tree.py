@@ -10,7 +10,6 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from pallas_kernels import TreeLinks, build_tree
 
-
 AnyArray = Array | np.ndarray
 """On the device, or fetched to the host."""
 

@@ -21,7 +21,8 @@ class Scripted(Drafter):
 
     Attributes:
         kind: `right` puts the true token at rank 0 of every level, `wrong` nowhere, `random` at a
-            random rank of some levels, among random other tokens.
+            random rank of some levels. It travels with the parameters, so that one compiled engine
+            serves all kinds.
         answers: the true token at every position of every slot, [B, C] int32.
         vocab_size: to draw other tokens from.
     """
@@ -37,7 +38,7 @@ class Scripted(Drafter):
 
     @property
     def params(self):
-        return jnp.asarray(self.answers, jnp.int32)
+        return jnp.asarray(self.answers, jnp.int32), jnp.asarray(KINDS.index(self.kind))
 
     def check(self, target, tree):
         if tree.topk >= self.vocab_size:
@@ -53,21 +54,21 @@ class Scripted(Drafter):
         return state + 1
 
     def propose(self, params, state, context, tree):
+        answers, kind = params
         batch = context.root.shape[0]
         levels = jnp.arange(1, tree.num_steps + 1, dtype=jnp.int32)
-        place = jnp.minimum(context.lengths[:, None] + levels[None, :], params.shape[1] - 1)
-        answer = jnp.take_along_axis(params[:batch], place, axis=1)[:, :, None]  # [B, L, 1]
+        place = jnp.minimum(context.lengths[:, None] + levels[None, :], answers.shape[1] - 1)
+        answer = jnp.take_along_axis(answers[:batch], place, axis=1)[:, :, None]  # [B, L, 1]
         rank = jnp.arange(tree.topk, dtype=jnp.int32)[None, None, :]
         # topk distinct tokens that are not the answer: the ones after it, cyclically.
         token = jnp.broadcast_to(
             (answer + 1 + rank) % self.vocab_size, (batch, tree.num_steps, tree.topk)
         )
         key = jax.random.fold_in(jax.random.key(7), jnp.sum(state + context.lengths))
-        if self.kind == "right":
-            token = jnp.where(rank == 0, answer, token)
-        elif self.kind == "random":
-            where = jax.random.randint(key, (batch, tree.num_steps, 1), 0, tree.topk + 1)
-            token = jnp.where(rank == where, answer, token)
+        lucky = jax.random.randint(key, (batch, tree.num_steps, 1), 0, tree.topk + 1)
+        nowhere = jnp.full_like(lucky, -1)
+        where = jnp.select([kind == 0, kind == 1], [jnp.zeros_like(lucky), nowhere], lucky)
+        token = jnp.where(rank == where, answer, token)
         if isinstance(tree, StaticTree):
             return Proposal(fill_static(tree, context.root, token), state)
         return Proposal(self._scored(key, context, token, tree), state)
@@ -86,12 +87,13 @@ class Scripted(Drafter):
                 parents.append(parent)
                 depths.append(depth)
                 ranks.append(rank)
-        batch = context.root.shape[0]
-        factor = jax.random.uniform(key, (batch, len(parents)), minval=0.3, maxval=1.0)
-        score = factor
+        batch, pool_size = context.root.shape[0], len(parents)
+        lineage = np.eye(pool_size, dtype=np.float32)  # row i: candidate i and what is above it
         for node, parent in enumerate(parents):
             if parent >= 0:
-                score = score.at[:, node].multiply(score[:, parent])
+                lineage[node] += lineage[parent]
+        factor = jax.random.uniform(key, (batch, pool_size), minval=0.3, maxval=1.0)
+        score = jnp.exp(jnp.log(factor) @ jnp.asarray(lineage.T))
         flat = jnp.broadcast_to(jnp.asarray(parents, jnp.int32), score.shape)
         pool = token[:, np.asarray(depths), np.asarray(ranks)]
         return select_nodes(

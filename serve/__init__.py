@@ -1,0 +1,1 @@
+"""Serving: continuous batching and the batch inference script. Nothing here yet."""

@@ -1,0 +1,1 @@
+"""Training draft heads: data, objectives, loop, evaluation. Nothing here yet."""
