@@ -44,7 +44,6 @@ COMMANDS = {
         summary="continue a prompt, or every prompt of a file",
         description="""\
 Continue a prompt, or every prompt of a file.
-
   The text appears as it is made, with the accepted tokens of the drafter
   marked, and ends with one line: tokens, tokens/s, τ (tokens a round), rounds.
   The speed is that of decoding: the prompt's own pass and rounds that had to
@@ -62,7 +61,6 @@ Examples:
         summary="measure plain against speculative decoding",
         description="""\
 Measure plain against speculative decoding.
-
   Every prompt is decoded both ways in turns, after a warm-up that does not
   count. Reported are medians, what an engine without any overhead would reach
   (ideal speedup), and whether both ways wrote the same tokens.
@@ -198,14 +196,17 @@ def _parse(name: str, words: list[str]) -> Any:
 
 
 def _unbox(box: str, name: str) -> str:
-    """The message inside the parser's box: without frame, title, option help and footer."""
+    """The message inside the parser's box: without frame, title, option help and footer.
+
+    The frame is one character wide on every side, and blank where the encoding has no lines.
+    """
     said: list[str] = []
-    for line in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines():
-        inside = line.strip("│").rstrip() if line.startswith("│") else ""
+    for line in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()[1:]:
+        inside = line[1:].rstrip(" │")
         if "helptext" in inside:
             break
         indent = len(inside) - len(inside.lstrip())
-        if inside and "─" not in inside and indent <= 5:
+        if inside.strip(" ─-╯") and indent <= 5:
             said.append(inside.strip())
     message = " ".join(said) or "the options cannot be read"
     return f"{message.rstrip('.')}; see jspec {name} --help."

@@ -7,11 +7,11 @@ import platform
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jax
-import jaxlib
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -21,6 +21,7 @@ from jspec.commands.measure import Comparison, by_prompt
 from jspec.commands.options import Bench
 from jspec.commands.parts import encode_all, sampling_from, target_from, tree_from
 from jspec.commands.prompts import Request, read_prompts
+from jspec.commands.show import PlainConsole
 from jspec.commands.table import print_table
 from jspec.engine import Engine
 
@@ -66,7 +67,7 @@ def run(options: Bench) -> int:
         "machine": _machine(),
     }
     to_stdout = measure.json is not None and str(measure.json) == "-"
-    print_table(figures, Console(stderr=to_stdout, highlight=False))
+    print_table(figures, PlainConsole(stderr=to_stdout))
     if to_stdout:
         print(dump_json(figures))
     elif measure.json is not None:
@@ -153,7 +154,7 @@ def _machine() -> dict[str, Any]:
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "jspec": jspec.__version__,
         "jax": jax.__version__,
-        "jaxlib": jaxlib.__version__,
+        "jaxlib": version("jaxlib"),
         "python": platform.python_version(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }

@@ -67,11 +67,11 @@ class Comparison:
         batch: int,
     ):
         """Nothing runs yet."""
-        self.engines = dict(zip(WAYS, (plain, speculative)))
-        self.groups = [prompts[i : i + batch] for i in range(0, len(prompts), batch)]
+        self.engines: dict[str, Engine] = {"plain": plain, "speculative": speculative}
+        self.groups = [list(prompts[i : i + batch]) for i in range(0, len(prompts), batch)]
         self.slots = min(batch, len(prompts))
         self.sampling = sampling
-        self.runs = {way: [Runs() for _ in self.groups] for way in WAYS}
+        self.runs: dict[str, list[Runs]] = {way: [Runs() for _ in self.groups] for way in WAYS}
         self.timers: dict[str, dict[int, StageTimer]] = {way: {} for way in WAYS}
         self.peak_memory: dict[str, int] = {}
 
@@ -120,7 +120,7 @@ class Comparison:
                     batch = self._batch(way, index)
                     if runs.rounds > 1:
                         batch.advance(runs.rounds // 2)
-                    timer = StageTimer(self.engines[way], batch.state)
+                    timer = StageTimer(self.engines[way], batch.state, sampled=batch.sampled)
                     timer.warm_up()
                     self.timers[way][runs.capacity] = timer
 
@@ -279,5 +279,5 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
     return min(len(one), len(other))
 
 
-def _ratio(part: float, whole: float) -> float:
+def _ratio(part: float | int, whole: float | int) -> float:
     return part / whole if whole else float("nan")

@@ -16,6 +16,11 @@ def _default(what: str, metavar: str | None = None) -> Any:
     return arg(metavar=metavar, help_behavior_hint=f"(default: {what})")
 
 
+def _hint(metavar: str) -> Any:
+    """A flag that may be left out and has no default to name."""
+    return arg(metavar=metavar, help_behavior_hint="")
+
+
 Switch = Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")]
 
 
@@ -37,9 +42,7 @@ class ModelFlags:
 
     target: Annotated[str, arg(metavar="MODEL")]
     drafter: Annotated[str, arg(metavar="NAME")] = "ngram"
-    dtype: Annotated[
-        str | None, _default("float32 on CPU, bfloat16 on an accelerator", "DTYPE")
-    ] = None
+    dtype: Annotated[str | None, _default("float32 on CPU, else bfloat16", "DTYPE")] = None
     simulate_accept_length: Annotated[float | None, _default("off", "FLOAT")] = None
     compilation_cache: Annotated[bool, _default("on")] = True
 
@@ -88,9 +91,7 @@ class TextFlags(SamplingFlags):
         stop: cut the text before this string; may be given several times.
     """
 
-    stop: Annotated[
-        UseAppendAction[tuple[str, ...]], arg(metavar="TEXT", help_behavior_hint="")
-    ] = ()
+    stop: Annotated[UseAppendAction[tuple[str, ...]], _hint("TEXT")] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,8 +127,8 @@ class PromptFlags:
             content) or MT-bench `turns` (the first counts), and perhaps an `id`.
     """
 
-    prompt: Annotated[str | None, arg(metavar="TEXT", help_behavior_hint="")] = None
-    prompts: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    prompt: Annotated[str | None, _hint("TEXT")] = None
+    prompts: Annotated[Path | None, _hint("FILE")] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Prompts from flags and JSONL files; a line that cannot be used is named with what was expected."""
+"""Prompts from flags and JSONL files; an unusable line is named, with what was expected."""
 
 import json
 import sys

@@ -3,6 +3,7 @@
 import math
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -19,6 +20,17 @@ NOT_REAL = "simulated acceptance, not real text"
 _CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
+class PlainConsole(Console):
+    """Prints what it is given: nothing is wrapped, highlighted or taken for markup."""
+
+    def __init__(self, **settings: Any):
+        super().__init__(highlight=False, markup=False, emoji=False, soft_wrap=True, **settings)
+
+    def on_broken_pipe(self) -> None:
+        """Leave it to the command line; rich would end the process."""
+        raise BrokenPipeError
+
+
 class TextWriter:
     """Writes pieces as they come, marking runs of accepted draft tokens."""
 
@@ -28,14 +40,7 @@ class TextWriter:
         if mark == "auto":
             mark = "color" if stream.isatty() else "brackets"
         self.mark = mark
-        self.console = Console(
-            file=stream,
-            force_terminal=True if mark == "color" else None,
-            highlight=False,
-            markup=False,
-            emoji=False,
-            soft_wrap=True,
-        )
+        self.console = PlainConsole(file=stream, force_terminal=mark == "color" or None)
 
     def pieces(self, pieces: Sequence[Piece]) -> None:
         """Write what one round brought."""

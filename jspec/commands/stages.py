@@ -1,7 +1,8 @@
 """What each stage of a round costs, measured on the state of a real generation.
 
 The engine runs a round as one program. Here its stages are separate programs, run one at a time and
-waited for, so their times add up to a little more than the round.
+waited for. Calling a program costs something by itself, and a stage may be shorter than that, so a
+program that does nothing with the same arguments is timed beside each and subtracted.
 """
 
 import dataclasses
@@ -48,12 +49,19 @@ class StageTimer:
     rows past the committed length) and everything else is restored.
     """
 
-    def __init__(self, engine: Engine, state: DecodeState):
-        """Take over `state`, from the middle of a generation."""
+    def __init__(self, engine: Engine, state: DecodeState, *, sampled: bool):
+        """Take over `state`, from the middle of a generation.
+
+        Args:
+            engine: whose stages.
+            state: the engine's own, no longer used by anyone else.
+            sampled: whether any slot samples.
+        """
         self.engine = engine
         self.state = state
         self.widths = engine.round.widths
         self.samples: dict[tuple[str, int], list[float]] = defaultdict(list)
+        self.calls: dict[tuple[str, int], list[float]] = defaultdict(list)
         self._kept = {
             field.name: jax.tree.map(jnp.copy, getattr(state, field.name))
             for field in dataclasses.fields(state)
@@ -67,7 +75,7 @@ class StageTimer:
             return tree, dataclasses.replace(state, drafter=drafted)
 
         def verify(state, params, tree):
-            return round_.verify(params[0], state, tree)
+            return round_.verify(params[0], state, tree, sampled=sampled)
 
         def accept(state, params, tree, predict):
             return round_.accept(state, tree, predict)
@@ -84,18 +92,17 @@ class StageTimer:
 
         def whole(state, params, given, use):
             static = {f.name: getattr(round_, f.name) for f in dataclasses.fields(Round)}
-            return None, GivenDraft(**static, given=given, use=use).step(params, state)
+            given_draft = GivenDraft(**static, given=given, use=use)
+            return None, given_draft.step(params, state, sampled=sampled)
 
+        # These only read the state; the others change it, and get it to write in.
         self._read = {name: jax.jit(f) for name, f in (("verify", verify), ("accept", accept))}
-        self._change = {
-            name: jax.jit(f, donate_argnames="state")
-            for name, f in (
-                ("draft", draft),
-                ("commit", commit),
-                ("extend", extend),
-                ("round", whole),
-            )
-        }
+        changing = (("draft", draft), ("commit", commit), ("extend", extend), ("round", whole))
+        self._change = {name: jax.jit(f, donate_argnames="state") for name, f in changing}
+        self._read_nothing = jax.jit(lambda state, params, *rest: jnp.zeros(()))
+        self._change_nothing = jax.jit(
+            lambda state, params, *rest: (None, state), donate_argnames="state"
+        )
 
     def run(self, times: int) -> None:
         """Measure every stage and the whole round, at every pass width, `times` times."""
@@ -107,34 +114,43 @@ class StageTimer:
         """Compile, and let the first runs pass."""
         self.run(2)
         self.samples.clear()
+        self.calls.clear()
 
     def seconds(self, stage: str, width: int) -> float:
-        """Median time of a stage, or of the whole `round`, at a pass width."""
-        return median(self.samples[stage, width])
+        """Median time of a stage, or of the whole `round`, at a pass width, without the call."""
+        return max(median(self.samples[stage, width]) - median(self.calls[stage, width]), 0.0)
 
     def _once(self, width: int) -> None:
         tree = stand_in(self.state, self.engine.round, width)
         self._changing("draft", width)
-        predict, passed = self._timed("verify", width, self._read["verify"], tree)
-        walk = self._timed("accept", width, self._read["accept"], tree, predict)
+        predict, passed = self._reading("verify", width, tree)
+        walk = self._reading("accept", width, tree, predict)
         rows, correct = self._changing("commit", width, tree, predict, passed, walk)
         del passed
         self._changing("extend", width, rows, correct)
         self._changing("round", width, tree, jnp.array(True))
 
+    def _reading(self, stage: str, width: int, *arguments: Any) -> Any:
+        self.calls[stage, width].append(self._timed(self._read_nothing, arguments)[0])
+        seconds, result = self._timed(self._read[stage], arguments)
+        self.samples[stage, width].append(seconds)
+        return result
+
     def _changing(self, stage: str, width: int, *arguments: Any) -> Any:
         """Run a program that changes the state, and restore the state."""
-        result, changed = self._timed(stage, width, self._change[stage], *arguments)
+        seconds, (_, self.state) = self._timed(self._change_nothing, arguments)
+        self.calls[stage, width].append(seconds)
+        seconds, (result, changed) = self._timed(self._change[stage], arguments)
+        self.samples[stage, width].append(seconds)
         restored = {name: jax.tree.map(jnp.copy, value) for name, value in self._kept.items()}
         self.state = dataclasses.replace(changed, **restored)
         return result
 
-    def _timed(self, stage: str, width: int, program: Callable, *arguments: Any) -> Any:
+    def _timed(self, program: Callable, arguments: tuple) -> tuple[float, Any]:
         jax.block_until_ready((self.state, arguments))
         start = time.perf_counter()
         result = jax.block_until_ready(program(self.state, self.engine.params, *arguments))
-        self.samples[stage, width].append(time.perf_counter() - start)
-        return result
+        return time.perf_counter() - start, result
 
 
 def stand_in(state: DecodeState, round_: Round, width: int) -> Tree:

@@ -1,0 +1,1 @@
+"""Writes the accepted path into the caches."""

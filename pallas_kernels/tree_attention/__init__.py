@@ -1,0 +1,1 @@
+"""Attention of tree nodes over a cached prefix and over their own ancestors."""

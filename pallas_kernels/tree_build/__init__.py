@@ -1,0 +1,1 @@
+"""Depth, ancestor bits and child links of a batch of trees."""

@@ -1,0 +1,1 @@
+"""Which drafted tokens are accepted: the greedy and the sampling walk."""
