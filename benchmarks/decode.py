@@ -15,6 +15,7 @@ import platform
 import time
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +61,7 @@ def against_transformers(target: Target, new_tokens: int, repeats: int) -> dict:
         from transformers import LlamaConfig, LlamaForCausalLM
     except ImportError:
         return {"skipped": "torch is not installed"}
-    model = torch_copy(target, torch, LlamaConfig, LlamaForCausalLM)
+    model: Any = torch_copy(target, torch, LlamaConfig, LlamaForCausalLM)
     prompts = [
         target.tokenizer.encode_chat([{"role": "user", "content": text}])
         for text in UNREPETITIVE.values()
@@ -200,7 +201,7 @@ def speculation(target: Target, prompts: dict[str, str], new_tokens: int, repeat
 
 def main() -> None:
     """Run everything and print the figures as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--target", default="smollm2-135m")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--new-tokens", type=int, default=96)

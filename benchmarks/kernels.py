@@ -123,7 +123,8 @@ def explicit_mask(q: Any, k: Any, v: Any, mask: Any) -> Any:
 
 def dot_product(q: Any, k: Any, v: Any, mask: Any) -> Any:
     """The same through JAX's public function."""
-    return jax.nn.dot_product_attention(q, k, v, mask=mask[:, None])
+    with jax.numpy_dtype_promotion("standard"):  # it mixes dtypes inside
+        return jax.nn.dot_product_attention(q, k, v, mask=mask[:, None])
 
 
 def kernel(q: Any, *rest: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Strict settings for every test: no dtype or rank promotion by accident, types checked at run time.
+"""Strict settings for every test: no promotion by accident, types checked at run time.
 
 jaxtyping's shapes are enforced (through beartype) in tests only, so users pay nothing for them.
 """
@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 # Two virtual CPU devices: code that assumes it owns the only device fails here.
-# Tests compile hundreds of tiny programs that run for milliseconds: LLVM's optimiser is not worth it.
+# Tests compile hundreds of tiny programs that run for milliseconds: LLVM need not optimise them.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0",
@@ -28,7 +28,7 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
 def golden_root() -> Path:
-    """The recorded reference numbers: `JSPEC_GOLDEN`, or the development set beside the checkout."""
+    """The recorded reference numbers: `JSPEC_GOLDEN`, or the set beside the checkout."""
     return Path(os.environ.get("JSPEC_GOLDEN", SHARED / "golden" / "dev"))
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +11,11 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from pallas_kernels import TreeLinks, build_tree
 
-AnyArray = Array | np.ndarray
-"""On the device, or fetched to the host."""
+if TYPE_CHECKING:
+    AnyArray = Array
+else:
+    AnyArray = Array | np.ndarray
+    """On the device, or fetched to the host."""
 
 
 @jax.tree_util.register_dataclass
