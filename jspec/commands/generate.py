@@ -129,7 +129,7 @@ def _show(
         held += update.pieces
         if update.round is not None:
             number += 1
-            heading = Text(f"round {number}: ", style="bold")
+            heading = Text().append(f"round {number}: ", style="bold")
             writer.line(heading.append_text(draw_round(update.round, name)).append("\n"))
     assert output is not None
     if show_tree:

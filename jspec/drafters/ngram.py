@@ -166,7 +166,7 @@ class NGram(Drafter):
         share = share / jnp.maximum(weight.sum(axis=1), 1e-9)[:, None, None]
         score = share * 0.9 ** step.astype(jnp.float32)
 
-        node = exists[:, :, None] & own & self._within_topk(agree, own, exists, tree.topk)
+        node = exists[:, :, None] & own & self._within_topk(agree, own, first, exists, tree.topk)
         flat_parent = (step - 1) * num + jnp.pad(first, ((0, 0), (0, 0), (1, 0)))[:, :, :depth]
         flat_parent = jnp.where(step == 0, -1, flat_parent)
 
@@ -186,17 +186,19 @@ class NGram(Drafter):
     def _within_topk(
         agree: Bool[Array, "B A A L"],
         own: Bool[Array, "B A L"],
+        first: Int[Array, "B A L"],
         exists: Bool[Array, "B A"],
         topk: int,
     ) -> Bool[Array, "B A L"]:
         """Continuations whose every node is among the first topk children of its parent."""
         num = exists.shape[1]
-        earlier = jnp.arange(num)[None, :] < jnp.arange(num)[:, None]
+        # Counted from where i's node first occurs: i itself may stand behind siblings that were cut.
+        earlier = jnp.arange(num)[None, None, :, None] < first[:, :, None, :]
         siblings = jnp.concatenate(
             [exists[:, :, None, None] & exists[:, None, :, None], agree[..., :-1]], axis=3
         )
         # Older siblings of i's node at depth d: first occurrences j < i that share i's parent there
         # but not its node.
-        older = siblings & ~agree & own[:, None, :, :] & earlier[None, :, :, None]
+        older = siblings & ~agree & own[:, None, :, :] & earlier
         allowed = older.sum(axis=2) < topk
         return jnp.cumsum(~allowed, axis=2) == 0

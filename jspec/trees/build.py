@@ -74,7 +74,9 @@ def select_nodes(
     """
     batch, pool = token.shape
     usable = valid & ~jnp.isnan(score)
-    ranked = jnp.where(usable, score, -jnp.inf)
+    # top_k puts 0.0 before -0.0, and the worst candidate must still beat none at all.
+    ranked = jnp.where(score == 0, 0.0, jnp.maximum(score, jnp.finfo(score.dtype).min))
+    ranked = jnp.where(usable, ranked, -jnp.inf)
     _, picked = jax.lax.top_k(ranked, num_nodes - 1)
     alive = jnp.take_along_axis(usable, picked, axis=1)
     # Flat order within the tree, padding last: parents stay before children, siblings best first.

@@ -36,16 +36,16 @@ class TreeConfig:
         if self.num_nodes is None:
             chosen = chain if self.topk == 1 else min(8, self.num_candidates + 1)
             object.__setattr__(self, "num_nodes", chosen)
+        if self.num_nodes < 2:
+            raise ValueError(
+                f"num_nodes={self.num_nodes} counts the root; expected at least 2. "
+                "For plain decoding use no drafter."
+            )
         if self.topk == 1 and self.num_nodes != chain:
             raise ValueError(
                 f"a chain (topk=1) of num_steps={self.num_steps} has {chain} nodes with its root, "
                 f"got num_nodes={self.num_nodes}; leave num_nodes out or set num_steps="
                 f"{self.num_nodes - 1}."
-            )
-        if self.num_nodes < 2:
-            raise ValueError(
-                f"num_nodes={self.num_nodes} counts the root; expected at least 2. "
-                "For plain decoding use no drafter."
             )
         if self.num_nodes - 1 > self.num_candidates:
             raise ValueError(

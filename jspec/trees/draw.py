@@ -36,7 +36,7 @@ def draw_round(view: RoundView, decode: Callable[[int], str], title: str | None 
     accepted = [i for i, node in enumerate(view.nodes) if node is not None and node.accepted]
     if title is None:
         title = _title(drafted, max(len(accepted) - 1, 0), _quoted(view.bonus, decode))
-    lines = [Text(title, style="bold")]
+    lines = [Text().append(title, style="bold")]
     last = accepted[-1] if accepted else 0
 
     def branch(node: int, indent: str) -> None:
@@ -45,7 +45,7 @@ def draw_round(view: RoundView, decode: Callable[[int], str], title: str | None 
         entries: list[int | None] = [None, *children] if node == last else [*children]
         for place, child in enumerate(entries):
             is_last = place == len(entries) - 1
-            line = Text(indent + ("╰─ " if is_last else "├─ "), style="dim")
+            line = Text().append(indent + ("╰─ " if is_last else "├─ "), style="dim")
             if child is None:
                 line.append(f"★ {_quoted(view.bonus, decode)}", style=BONUS)
             else:
@@ -79,7 +79,7 @@ def _node(view: RoundView, node: int, decode: Callable[[int], str]) -> Text:
     mark, style = ("✓", ACCEPTED) if found.accepted else ("✗", REJECTED)
     line = Text()
     line.append(f"{mark} {_quoted(found.token, decode)}", style=style)
-    return line.append(f"  {found.score:.2g}", style="not bold dim")
+    return line.append(f"  {found.score:.2g}", style="dim")
 
 
 def _quoted(token: int, decode: Callable[[int], str]) -> str:

@@ -32,12 +32,16 @@ def _check_arithmetic(figures):
     ratio = speculative["tokens_per_second"] / plain["tokens_per_second"]
     assert figures["speedup"] == pytest.approx(ratio)
     stages = figures["round_ms"]
+    assert list(stages) == ["draft", "verify", "accept", "commit", "extend", "round"]
     passes = stages["draft"] + stages["verify"] + stages["extend"]
     per_round = speculative["decoded_tokens"] / speculative["rounds"]
     plain_ms = plain["round_ms"]["round"] * plain["rounds"] / plain["decoded_tokens"]
-    assert figures["ideal_speedup"] == pytest.approx(per_round * plain_ms / passes)
-    assert figures["efficiency"] == pytest.approx(figures["speedup"] / figures["ideal_speedup"])
-    assert figures["machinery_share"] == pytest.approx(1 - passes / stages["round"])
+    # A model this small may be lost in the noise of calling it, and then there is no figure.
+    if passes and plain_ms:
+        assert figures["ideal_speedup"] == pytest.approx(per_round * plain_ms / passes)
+        assert figures["efficiency"] == pytest.approx(figures["speedup"] / figures["ideal_speedup"])
+    if stages["round"]:
+        assert figures["machinery_share"] == pytest.approx(1 - passes / stages["round"])
 
 
 def test_one_at_a_time(bench):

@@ -1,6 +1,9 @@
 """A real model: plain greedy text equals that of transformers, token for token."""
 
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,9 +13,19 @@ from jspec.checkpoints import open_checkpoint, resolve_source
 
 ALIAS = "smollm2-135m"
 NEW = 64
+EOS = 2
 NEAR_TIE = 1e-3
 """Two float32 implementations may order the top two logits differently below this margin."""
 MOST_NEAR_TIES = 2
+
+# In a process of its own: the optimiser that tests switch off makes a real model 2.5 times faster.
+GENERATE = """
+import json, sys, jspec
+path, prompts, new = json.load(sys.stdin)
+engine = jspec.Engine(jspec.load_target(path, dtype="float32"), batch_size=8)
+outputs = engine.generate(prompts, jspec.SamplingParams(max_new_tokens=new))
+json.dump([list(output.token_ids) for output in outputs], sys.stdout)
+"""
 
 
 @pytest.fixture(scope="session")
@@ -22,11 +35,6 @@ def real_path():
         return resolve_source(ALIAS, progress=False)
     except ValueError as error:
         pytest.skip(f"the real model {ALIAS} cannot be fetched: {error}")
-
-
-@pytest.fixture(scope="module")
-def target(real_path):
-    return jspec.load_target(real_path, dtype="float32")
 
 
 @pytest.fixture(scope="module")
@@ -48,35 +56,72 @@ def reference(real_path):
 
 
 @pytest.fixture(scope="module")
-def prompts(data_root, target):
-    """First turns of MT-bench as chat prompts."""
+def prompts(data_root, real_path):
+    """First turns of MT-bench as chat prompts: 80, ten of each kind in a row."""
+    tokenizer = jspec.load_target(real_path, dtype="float32").tokenizer
     lines = (data_root / "mt_bench.jsonl").read_text(encoding="utf-8").splitlines()
     turns = [json.loads(line)["turns"][0] for line in lines]
     assert len(turns) == 80
-    return [target.tokenizer.encode_chat([{"role": "user", "content": turn}]) for turn in turns]
+    return [tokenizer.encode_chat([{"role": "user", "content": turn}]) for turn in turns]
 
 
-def test_greedy_text_equals_transformers(target, reference, prompts):
-    sampling = jspec.SamplingParams(max_new_tokens=NEW)
-    outputs = jspec.Engine(target, batch_size=8).generate(prompts, sampling)
-    near_ties, errors = [], []
-    for number, (prompt, output) in enumerate(zip(prompts, outputs)):
-        want, got = _generate(reference, prompt), list(output.token_ids)
-        if got == want:
-            continue
-        at = _first_difference(got, want)
-        margin = _top_two_margin(reference, prompt + want[:at])
-        report = (
-            f"prompt {number}: differs at new token {at} of {len(want)}, jspec {got[at : at + 1]}, "
-            f"transformers {want[at : at + 1]}, top-two logit margin {margin:.2e}"
-        )
-        (near_ties if margin < NEAR_TIE else errors).append(report)
-    assert not errors, "\n".join(errors + near_ties)
-    assert len(near_ties) <= MOST_NEAR_TIES, "\n".join(near_ties)
+def test_greedy_text_equals_transformers(real_path, reference, prompts):
+    """Each token is transformers' argmax after those before it; some texts are also regenerated.
+
+    If every token is the argmax, then greedy decoding writes that text: one pass a prompt proves it.
+    """
+    texts = _generate(real_path, prompts)
+    errors, near_ties = [], {}
+    for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+        assert text.index(EOS) == len(text) - 1 if EOS in text else len(text) == NEW, number
+        for at, want, gap, margin in _differences(reference, prompt, text):
+            report = (
+                f"prompt {number}, new token {at}: jspec {text[at]}, transformers {want}, "
+                f"top-two logit margin {margin:.2e}, jspec's token {gap:.2e} below the top"
+            )
+            if gap < NEAR_TIE:
+                near_ties.setdefault(number, []).append(report)
+            else:
+                errors.append(report)
+    ties = "\n".join(line for lines in near_ties.values() for line in lines)
+    assert not errors, "\n".join([*errors, ties])
+    assert len(near_ties) <= MOST_NEAR_TIES, ties
+
+    for number in range(0, len(prompts), 10):
+        if number not in near_ties:
+            assert texts[number] == _generate_by_transformers(reference, prompts[number]), number
 
 
-def _generate(model, prompt):
-    """transformers' greedy continuation, up to and including the end token."""
+def _generate(path, prompts):
+    environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+    process = subprocess.run(
+        [sys.executable, "-c", GENERATE],
+        input=json.dumps([str(path), prompts, NEW]),
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert process.returncode == 0, process.stderr
+    return json.loads(process.stdout)
+
+
+def _differences(model, prompt, text):
+    """(place, argmax, gap of the text's token, top-two margin) wherever it is not the argmax."""
+    import torch
+
+    with torch.inference_mode():
+        ids = torch.tensor([prompt + text[:-1]])
+        logits = model(ids, logits_to_keep=len(text)).logits[0]
+    top = logits.topk(2)
+    for at, token in enumerate(text):
+        best, second = top.values[at].tolist()
+        want = int(top.indices[at, 0])
+        if token != want:
+            yield at, want, best - float(logits[at, token]), best - second
+
+
+def _generate_by_transformers(model, prompt):
+    """transformers' own greedy continuation, up to and including the end token."""
     import torch
 
     ids = torch.tensor([prompt])
@@ -86,21 +131,7 @@ def _generate(model, prompt):
             attention_mask=torch.ones_like(ids),
             do_sample=False,
             max_new_tokens=NEW,
-            eos_token_id=2,
-            pad_token_id=2,
+            eos_token_id=EOS,
+            pad_token_id=EOS,
         )
     return text[0, len(prompt) :].tolist()
-
-
-def _first_difference(got, want):
-    shared = min(len(got), len(want))
-    return next((i for i in range(shared) if got[i] != want[i]), shared)
-
-
-def _top_two_margin(model, tokens):
-    """How far the best logit after `tokens` is above the second."""
-    import torch
-
-    with torch.inference_mode():
-        first, second = model(torch.tensor([tokens])).logits[0, -1].topk(2).values.tolist()
-    return first - second

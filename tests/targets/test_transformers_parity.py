@@ -18,8 +18,8 @@ transformers = pytest.importorskip("transformers")
 LAYERS = 3
 VOCAB = 70
 LENGTH = 40
-TOLERANCE = 2e-5
-"""On values of order 1 to 10; float32 rounding alone gives up to about 5e-6."""
+TOLERANCE = 5e-5
+"""On values up to about 20; float32 rounding alone gives 1e-6 to 3e-5, a mistake 1e-2 and more."""
 
 
 @dataclass(frozen=True)
@@ -139,13 +139,11 @@ def _random_model(case: Case):
             noise = torch.randn(weight.shape, generator=generator)
             if "norm" in name:
                 weight.copy_(1.0 + 0.3 * noise)
-            elif name.endswith("bias"):
+            elif name.endswith("bias") or "embed" in name:
                 weight.copy_(0.5 * noise)
-            elif "embed" in name:
-                weight.copy_(noise)
             else:
-                # Sharp attention: scores of order 1 to 4 make a wrong rotation visible.
-                gain = 2.0 if "q_proj" in name or "k_proj" in name else 1.0
+                # Sharp attention: scores of order 2 make a wrong rotation visible.
+                gain = 1.5 if "q_proj" in name or "k_proj" in name else 1.0
                 weight.copy_(gain * noise / weight.shape[1] ** 0.5)
     return model
 
@@ -283,9 +281,7 @@ class Decoding:
         self.target = target
         self.prefix = Prefix(_garbage_cache(target, capacity), jnp.zeros((2,), jnp.int32))
         self._forward = jax.jit(
-            lambda params, *args: target.forward(
-                params, *args, feature_layers=tuple(range(LAYERS))
-            )
+            lambda params, *args: target.forward(params, *args, feature_layers=tuple(range(LAYERS)))
         )
 
     def run(self, tokens, depths, ancestors):

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -24,14 +25,27 @@ ROOTS = np.array([7, 8], np.int32)
 
 @functools.cache
 def selector(num_nodes):
-    return jax.jit(functools.partial(select_nodes, num_nodes=num_nodes))
+    def run(*arrays):
+        tree = select_nodes(*arrays, num_nodes)
+        return tree, tree.width_used
+
+    return jax.jit(run)
+
+
+def select_on_device(pools, num_nodes):
+    parent, score, valid = (np.stack(arrays) for arrays in zip(*pools))
+    return selector(num_nodes)(*map(jnp.asarray, (ROOTS, TOKENS, parent, score, valid)))
 
 
 def select(pools, num_nodes):
-    parent, score, valid = (np.stack(arrays) for arrays in zip(*pools))
-    return jax.device_get(
-        selector(num_nodes)(*map(jnp.asarray, (ROOTS, TOKENS, parent, score, valid)))
-    )
+    return fetch(*select_on_device(pools, num_nodes))
+
+
+def fetch(tree, width_used):
+    """A tree's arrays on the host, under one roof."""
+    names = ("token", "parent", "valid", "score")
+    arrays = {name: getattr(tree, name) for name in names} | tree.links._asdict()
+    return SimpleNamespace(**jax.device_get(arrays | {"width_used": width_used}))
 
 
 @st.composite
@@ -92,7 +106,7 @@ def check(tree, slot, expected):
 def check_links(tree, slot):
     """Every valid node's parent is valid and before it; the child lists say what `parent` says."""
     parent, valid = tree.parent[slot], tree.valid[slot]
-    first, following = tree.links.first_child[slot], tree.links.next_sibling[slot]
+    first, following = tree.first_child[slot], tree.next_sibling[slot]
     assert valid[0]
     assert parent[0] == -1
     for node in range(1, len(parent)):
@@ -203,37 +217,49 @@ class TestBrokenScores:
         assert np.all(tree.token[:, 1:] == 0)
 
 
+@functools.partial(jax.jit, static_argnums=1)
+def heads(tree, width):
+    head = tree.head(width)
+    return head, head.width_used
+
+
+@jax.jit
+def chain_of(parent):
+    return build(jnp.ones_like(parent), parent, jnp.ones(parent.shape, bool))
+
+
 class TestTree:
     @given(shape=shapes(), other=shapes())
     @settings(deadline=None, max_examples=25)
     def test_head_is_the_tree_without_its_tail(self, shape, other):
-        tree = select([monotone(shape), monotone(other)], 25)
+        on_device, width_used = select_on_device([monotone(shape), monotone(other)], 25)
+        tree = fetch(on_device, width_used)
         for width in (1, 2, 9, 25):
-            head = tree.head(width)
-            assert head.num_nodes == width
-            for name in ("token", "parent", "valid", "score", "depth"):
+            head = fetch(*heads(on_device, width))
+            assert head.token.shape == (BATCH, width)
+            for name in ("token", "parent", "valid", "score", "depth", "ancestors"):
                 whole, part = getattr(tree, name), getattr(head, name)
                 np.testing.assert_array_equal(part, whole[:, :width], err_msg=name)
-            np.testing.assert_array_equal(head.ancestors, tree.ancestors[:, :width])
+            np.testing.assert_array_equal(head.width_used, np.minimum(width_used, width))
             for slot in range(BATCH):
-                used = min(int(tree.width_used[slot]), width)
-                assert int(head.width_used[slot]) == used
-                if used == int(tree.width_used[slot]):
+                if width_used[slot] <= width:
                     check_links(head, slot)
 
     @pytest.mark.parametrize(("width", "words"), [(1, 1), (32, 1), (33, 2), (64, 2), (65, 3)])
     def test_head_keeps_the_mask_words_it_needs(self, width, words):
         parent = jnp.arange(-1, 69, dtype=jnp.int32)[None]
-        tree = build(jnp.ones_like(parent), parent, jnp.ones(parent.shape, bool))
+        tree = chain_of(parent)
         head = tree.head(width)
         assert head.ancestors.shape == (1, width, words)
-        alone = build(head.token, head.parent, head.valid)
-        np.testing.assert_array_equal(head.ancestors, alone.ancestors)
+        bits = np.unpackbits(
+            np.asarray(head.ancestors).view(np.uint8), axis=-1, bitorder="little", count=width
+        )
+        np.testing.assert_array_equal(bits[0], np.tri(width))
 
     def test_width_used(self):
         parent = jnp.array([[-1, 0, 0, 1], [-1, 0, 0, 1], [-1, 0, 1, 2]], jnp.int32)
         valid = jnp.array([[1, 1, 1, 0], [1, 0, 0, 0], [1, 0, 1, 1]]).astype(bool)
-        tree = build(jnp.full(parent.shape, 5, jnp.int32), parent, valid)
+        tree = jax.jit(build)(jnp.full(parent.shape, 5, jnp.int32), parent, valid)
         np.testing.assert_array_equal(tree.width_used, [3, 1, 1])
         np.testing.assert_array_equal(tree.token[2], [5, 0, 0, 0])
         np.testing.assert_array_equal(tree.score, np.zeros((3, 4)))

@@ -1,4 +1,6 @@
-"""Tree bounds and fixed shapes: what is refused, and that a shape's links are the kernels' links."""
+"""Tree bounds and fixed shapes: what is refused, and that their links are the kernels'."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +36,21 @@ def grow(picks):
 choice_sets = st.lists(
     st.tuples(st.integers(0, 2**16), st.integers(0, 9)), min_size=1, max_size=127
 ).map(grow)
+
+
+def check_links(shape):
+    """The host's links are the kernels', padded to one width so that one program serves all."""
+    nodes, words = shape.num_nodes, -(-shape.num_nodes // 32)
+    parent = np.full((1, MAX_NODES), -1, np.int32)
+    parent[0, :nodes] = shape.parents
+    valid = np.arange(MAX_NODES)[None] < nodes
+    expected = jax.device_get(build_links(jnp.asarray(parent), jnp.asarray(valid)))
+    links = jax.device_get(shape.links())
+    np.testing.assert_array_equal(links.ancestors, expected.ancestors[:, :nodes, :words])
+    for name in ("depth", "first_child", "next_sibling"):
+        mine, theirs = getattr(links, name), getattr(expected, name)
+        np.testing.assert_array_equal(mine, theirs[:, :nodes], err_msg=name)
+        assert mine.dtype == theirs.dtype
 
 
 class TestTreeConfig:
@@ -122,29 +139,13 @@ class TestStaticTree:
     @given(choices=choice_sets)
     @settings(deadline=None, max_examples=50)
     def test_links_are_those_of_the_kernels(self, choices):
-        shape = from_choices(choices)
-        nodes = shape.num_nodes
-        parent = np.full((1, MAX_NODES), -1, np.int32)
-        parent[0, :nodes] = shape.parents
-        valid = np.arange(MAX_NODES)[None] < nodes
-        expected = build_links(jnp.asarray(parent), jnp.asarray(valid))
-        links = shape.links()
-        words = -(-nodes // 32)
-        assert links.ancestors.shape == (1, nodes, words)
-        np.testing.assert_array_equal(links.ancestors, expected.ancestors[:, :nodes, :words])
-        for name in ("depth", "first_child", "next_sibling"):
-            mine, theirs = getattr(links, name), getattr(expected, name)
-            np.testing.assert_array_equal(mine, theirs[:, :nodes], err_msg=name)
-            assert mine.dtype == theirs.dtype
+        check_links(from_choices(choices))
 
     @pytest.mark.parametrize(
-        "shape", [chain(1), chain(31), chain(127), cartesian([127]), cartesian([2, 2, 2, 2, 2, 2])]
+        "shape", [chain(1), chain(31), chain(32), chain(127), cartesian([127]), cartesian([2] * 6)]
     )
     def test_links_of_the_widest_and_the_narrowest(self, shape):
-        parent = jnp.asarray(shape.parents, jnp.int32)[None]
-        expected = pallas_kernels.build_tree(parent, jnp.ones(parent.shape, bool))
-        for mine, theirs in zip(shape.links(), expected, strict=True):
-            np.testing.assert_array_equal(mine, theirs)
+        check_links(shape)
 
     @pytest.mark.parametrize(
         ("choices", "value", "fix"),
@@ -208,15 +209,22 @@ class TestChainAndCartesian:
 
 
 class TestFillStatic:
-    @given(choices=choice_sets.filter(lambda paths: max(map(len, paths)) <= 10))
-    @settings(deadline=None, max_examples=20)
-    def test_every_node_holds_the_candidate_of_its_depth_and_rank(self, choices):
-        shape = from_choices(choices)
+    @pytest.mark.parametrize(
+        "shape",
+        [
+            chain(6),
+            cartesian([3, 2, 2]),
+            from_choices([(9,), (0,), (9, 3), (0, 7), (0, 0), (9, 3, 1), (4,), (9, 3, 9)]),
+        ],
+        ids=["chain", "product", "sparse"],
+    )
+    def test_every_node_holds_the_candidate_of_its_depth_and_rank(self, shape):
         batch, levels, width = 2, 10, 10
         candidates = np.arange(batch * levels * width, dtype=np.int32).reshape(batch, levels, width)
         scores = (candidates / candidates.size).astype(np.float32)
         root = np.array([1000, 2000], np.int32)
-        tree = fill_static(shape, *map(jnp.asarray, (root, candidates, scores)))
+        fill = jax.jit(functools.partial(fill_static, shape))
+        tree = fill(*map(jnp.asarray, (root, candidates, scores)))
         token, score = np.asarray(tree.token), np.asarray(tree.score)
         for slot in range(batch):
             assert token[slot, 0] == root[slot]
