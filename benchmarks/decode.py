@@ -9,7 +9,6 @@ Every time is a median of interleaved runs; read the ratios, not the millisecond
 """
 
 import argparse
-import json
 import os
 import platform
 import time
@@ -205,23 +204,19 @@ def main() -> None:
     parser.add_argument("--target", default="smollm2-135m")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--new-tokens", type=int, default=96)
+    parser.add_argument("--only", nargs="*", help="parts to run; default all", metavar="PART")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     target = jspec.load_target(args.target)
     tree = jspec.TreeConfig(num_steps=7, topk=2, num_nodes=8)
     chain = jspec.TreeConfig(num_steps=7, topk=1)
     few = max(args.repeats // 2, 1)
-    figures = {
-        "machine": {
-            "cores": os.cpu_count(),
-            "processor": platform.processor() or platform.machine(),
-        },
-        "versions": {"python": platform.python_version(), "jax": jax.__version__},
-        "pass_widths": pass_widths(target, 4 * args.repeats),
-        "against_transformers": against_transformers(target, 64, few),
-        "repetitive": speculation(target, REPETITIVE, args.new_tokens, few, tree=tree),
-        "unrepetitive": speculation(target, UNREPETITIVE, args.new_tokens, few, tree=tree),
-        "machinery": speculation(
+    parts = {
+        "pass_widths": lambda: pass_widths(target, 4 * args.repeats),
+        "against_transformers": lambda: against_transformers(target, 64, few),
+        "repetitive": lambda: speculation(target, REPETITIVE, args.new_tokens, few, tree=tree),
+        "unrepetitive": lambda: speculation(target, UNREPETITIVE, args.new_tokens, few, tree=tree),
+        "machinery": lambda: speculation(
             target,
             {"story": UNREPETITIVE["story"]},
             args.new_tokens,
@@ -229,11 +224,17 @@ def main() -> None:
             tree=chain,
             simulate_accept_length=3.0,
         ),
-        "peak_memory": peak_memory(),
     }
-    print(dump_json(json.loads(dump_json(figures))))
-    if args.json:
-        write_json(args.json, figures)
+    figures: dict[str, Any] = {
+        "machine": {"cores": os.cpu_count(), "processor": platform.machine()},
+        "versions": {"python": platform.python_version(), "jax": jax.__version__},
+    }
+    for name in args.only or parts:
+        figures[name] = parts[name]()
+        figures["peak_memory"] = peak_memory()
+        print(name, dump_json(figures[name]), flush=True)
+        if args.json:  # after every part, so that an interrupted run keeps what it has
+            write_json(args.json, figures)
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def prompts(data_root, real_path):
 def test_greedy_text_equals_transformers(real_path, reference, prompts):
     """Each token is transformers' argmax after those before it; some texts are also regenerated.
 
-    If every token is the argmax, then greedy decoding writes that text: one pass a prompt proves it.
+    If every token is the argmax, greedy decoding writes that text: one pass a prompt proves it.
     """
     texts = _generate(real_path, prompts)
     errors, near_ties = [], {}
