@@ -192,7 +192,7 @@ class NGram(Drafter):
     ) -> Bool[Array, "B A L"]:
         """Continuations whose every node is among the first topk children of its parent."""
         num = exists.shape[1]
-        # Counted from where i's node first occurs: i may itself stand behind siblings that were cut.
+        # Counted from where i's node first occurs: i may stand behind siblings that were cut.
         earlier = jnp.arange(num)[None, None, :, None] < first[:, :, None, :]
         siblings = jnp.concatenate(
             [exists[:, :, None, None] & exists[:, None, :, None], agree[..., :-1]], axis=3

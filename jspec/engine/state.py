@@ -83,7 +83,8 @@ class LastRound:
     Attributes:
         tree: as proposed.
         path: accepted nodes, [B, P] int32, the root first.
-        path_length: [B] int32, root included; 0 for slots that were done before.
+        path_length: nodes whose tokens stayed in the text, the root included, [B] int32; 0 for
+            slots that were done before.
     """
 
     tree: Tree

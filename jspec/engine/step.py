@@ -169,7 +169,9 @@ class Round:
             cache=cache,
             reason=jnp.where(active, reason, state.reason),
             log=state.log.add(active, kept, correct, drafted),
-            last=LastRound(tree, walk.path, jnp.where(active, walk.length, 0)),
+            last=LastRound(
+                tree, walk.path, jnp.where(active, jnp.minimum(walk.length, kept + 1), 0)
+            ),
         )
         return moved, rows, correct
 
