@@ -68,6 +68,9 @@ class SamplingParams:
                 )
 
 
+_KEY_KIND = "threefry2x32"
+_DRAFT_STREAM = 0xFFFFFFFF
+
 _NOT_IMPLEMENTED = (
     "top_k",
     "top_p",
@@ -78,6 +81,20 @@ _NOT_IMPLEMENTED = (
     "logit_bias",
     "logprobs",
 )
+
+
+def draft_keys(keys: UInt32[Array, "B 2"]) -> UInt32[Array, "B 2"]:
+    """Each request's keys for its drafter, in a stream apart from the target's.
+
+    A draft that shared the target's noise would be correlated with what it is checked against, and
+    sampling would no longer be exact. The target folds in positions, which are never this value.
+    """
+
+    def derive(key):
+        typed = jax.random.wrap_key_data(key, impl=_KEY_KIND)
+        return jax.random.key_data(jax.random.fold_in(typed, _DRAFT_STREAM))
+
+    return jax.vmap(derive)(keys)
 
 
 def choose_tokens(
@@ -106,7 +123,7 @@ def choose_tokens(
         return greedy
 
     def noise(key, position):
-        typed = jax.random.wrap_key_data(key, impl="threefry2x32")
+        typed = jax.random.wrap_key_data(key, impl=_KEY_KIND)
         return jax.random.gumbel(jax.random.fold_in(typed, position), logits.shape[-1:])
 
     per_node = jax.vmap(jax.vmap(noise, (None, 0)))(keys, positions)

@@ -216,7 +216,10 @@ class Batch:
         length = int(self._last.path_length[slot])
         if length == 0:
             return None
-        bonus = int(self._tokens[slot, int(self._lengths[slot])])
+        emitted = int(self._log.emitted[slot, int(self._log.rounds[slot]) - 1])
+        # A run that a stop or a limit cut ends with a drafted token.
+        whole = emitted == length
+        bonus = int(self._tokens[slot, int(self._lengths[slot])]) if whole else None
         return view_round(self._last.tree, self._last.path[slot], length, slot, bonus)
 
 

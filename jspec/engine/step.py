@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int
 from jspec.drafters.base import DraftContext, Drafter, Rows
 from jspec.engine.finish import cut_run
 from jspec.engine.state import DecodeState, LastRound
-from jspec.sampling import choose_tokens
+from jspec.sampling import choose_tokens, draft_keys
 from jspec.targets import Pass, Prefix, Target
 from jspec.trees import Tree, TreeSpec, build
 from pallas_kernels import Walk, greedy_walk
@@ -80,7 +80,11 @@ class Round:
         if self.drafter is None or self.tree is None:
             return lone_root(state.root), state.drafter
         context = DraftContext(
-            state.tokens, state.lengths, state.root, state.active, state.requests.keys
+            state.tokens,
+            state.lengths,
+            state.root,
+            state.active,
+            draft_keys(state.requests.keys),
         )
         proposal = self.drafter.propose(params, state.drafter, context, self.tree)
         return proposal.tree, proposal.state

@@ -35,20 +35,21 @@ def draw_round(view: RoundView, decode: Callable[[int], str], title: str | None 
     drafted = len(nodes) - 1
     accepted = [i for i, node in enumerate(view.nodes) if node is not None and node.accepted]
     if title is None:
-        title = _title(drafted, max(len(accepted) - 1, 0), _quoted(view.bonus, decode))
+        title = _title(drafted, max(len(accepted) - 1, 0), view, decode)
     lines = [Text().append(title, style="bold")]
     last = accepted[-1] if accepted else 0
 
     def branch(node: int, indent: str) -> None:
         # The accepted child first, and the bonus where an accepted child would be.
         children = sorted(view.children(node), key=lambda child: not _is_accepted(view, child))
-        entries: list[int | None] = [None, *children] if node == last else [*children]
+        has_bonus = node == last and view.bonus is not None
+        entries: list[int | None] = [None, *children] if has_bonus else [*children]
         for place, child in enumerate(entries):
             is_last = place == len(entries) - 1
             line = Text().append(indent + ("╰─ " if is_last else "├─ "), style="dim")
-            if child is None:
+            if child is None and view.bonus is not None:
                 line.append(f"★ {_quoted(view.bonus, decode)}", style=BONUS)
-            else:
+            elif child is not None:
                 line.append_text(_node(view, child, decode))
             lines.append(line)
             if child is not None:
@@ -61,11 +62,13 @@ def draw_round(view: RoundView, decode: Callable[[int], str], title: str | None 
     return Text("\n").join(lines)
 
 
-def _title(drafted: int, accepted: int, bonus: str) -> str:
+def _title(drafted: int, accepted: int, view: RoundView, decode: Callable[[int], str]) -> str:
+    bonus = None if view.bonus is None else _quoted(view.bonus, decode)
     if not drafted:
         return f"nothing drafted, next token {bonus}"
     tokens = "token" if drafted == 1 else "tokens"
-    return f"{accepted} of {drafted} drafted {tokens} accepted, bonus {bonus}"
+    end = "where the text ends" if bonus is None else f"bonus {bonus}"
+    return f"{accepted} of {drafted} drafted {tokens} accepted, {end}"
 
 
 def _is_accepted(view: RoundView, node: int) -> bool:

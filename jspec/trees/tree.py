@@ -44,12 +44,12 @@ class Tree:
         return self.token.shape[1]
 
     @property
-    def depth(self) -> Int[Array, "B T"]:
+    def depth(self) -> Int[AnyArray, "B T"]:
         """Edges from the root; position of a node = committed length + depth."""
         return self.links.depth
 
     @property
-    def ancestors(self) -> UInt32[Array, "B T W"]:
+    def ancestors(self) -> UInt32[AnyArray, "B T W"]:
         """Bit j of row i: node j is i or above it."""
         return self.links.ancestors
 

@@ -30,18 +30,18 @@ class RoundView:
 
     Attributes:
         nodes: by node id; None where the tree has padding.
-        bonus: the token the target added after the path.
+        bonus: the token the target added after the path; None where the text ended before it.
     """
 
     nodes: list[NodeView | None]
-    bonus: int
+    bonus: int | None
 
     def children(self, node: int) -> list[int]:
         """Node ids below `node`, in order."""
         return [i for i, view in enumerate(self.nodes) if view is not None and view.parent == node]
 
 
-def view_round(tree, path: np.ndarray, path_length: int, slot: int, bonus: int) -> RoundView:
+def view_round(tree, path: np.ndarray, path_length: int, slot: int, bonus: int | None) -> RoundView:
     """Read one slot of a tree already on the host.
 
     Args:
@@ -49,7 +49,7 @@ def view_round(tree, path: np.ndarray, path_length: int, slot: int, bonus: int) 
         path: accepted node ids of the slot, [P].
         path_length: how many of them count.
         slot: which tree.
-        bonus: token after the path.
+        bonus: token after the path, if it was emitted.
     """
     accepted = {int(node) for node in path[:path_length]}
     depth = tree.links.depth

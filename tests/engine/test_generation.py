@@ -144,6 +144,15 @@ def test_stream_joins_to_generate(engine, plain):
     assert view.bonus == updates[1].token_ids[-1]
 
 
+def test_a_cut_round_shows_no_bonus(engine, plain):
+    """Four tokens a round, six in all: the second round ends with its first drafted token."""
+    updates = list(engine.stream(PROMPTS[1], jspec.SamplingParams(max_new_tokens=6)))
+    cut = updates[-1].round
+    assert updates[-1].token_ids == plain[1].token_ids[5:6]
+    assert [node.token for node in cut.nodes if node.accepted] == plain[1].token_ids[4:6]
+    assert cut.bonus is None
+
+
 def test_one_trace_per_shape(target):
     engine = jspec.Engine(target, "ngram", batch_size=2)
     for prompts in (PROMPTS[:2], PROMPTS[1:], [[1], [2, 3]], [[4] * 16, [5] * 9]):

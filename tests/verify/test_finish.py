@@ -14,7 +14,7 @@ from jspec.engine.finish import cut_run
 from jspec.engine.state import LENGTH, RUNNING, STOPPED, RoundLog
 from jspec.engine.stats import Stats, acceptance_by_depth, read_stats
 from jspec.engine.text import TextBuilder
-from jspec.sampling import choose_tokens
+from jspec.sampling import choose_tokens, draft_keys
 from jspec.tokenizer import StreamDecoder, Tokenizer
 
 FALSE_ALARM = 1e-5
@@ -321,3 +321,14 @@ class TestChooseTokens:
         tokens = np.asarray(draw(flat, jnp.ones((2,)), keys_of([1, 2]), positions))
         assert len(set(tokens[0].tolist())) > 20
         assert np.mean(tokens[0] == tokens[1]) < 0.3
+
+
+def test_a_drafter_never_gets_the_target_noise():
+    keys = jnp.asarray([[0, 0], [0, 7], [2**31, 5]], jnp.uint32)
+    own = np.asarray(draft_keys(keys))
+    assert len({tuple(key) for key in own} | {tuple(key) for key in np.asarray(keys)}) == 6
+    for slot, key in enumerate(keys):
+        typed = jax.random.wrap_key_data(key, impl="threefry2x32")
+        positions = jnp.arange(4096, dtype=jnp.uint32)
+        folded = jax.vmap(lambda p, key=typed: jax.random.key_data(jax.random.fold_in(key, p)))
+        assert not (np.asarray(folded(positions)) == own[slot]).all(axis=1).any()
