@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -166,13 +167,19 @@ def spawn(compiled) -> Callable[..., subprocess.Popen]:
     """Starts Python in a process of its own."""
 
     def start(*argv: str, cache: Path = compiled) -> subprocess.Popen:
-        return subprocess.Popen(
-            [sys.executable, *argv],
-            cwd=ROOT,
-            env={**os.environ, "JSPEC_CACHE": str(cache)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        # A shell's background jobs ignore SIGINT and pass that on; a handler is not passed on, so
+        # that the new process starts with the default.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            return subprocess.Popen(
+                [sys.executable, *argv],
+                cwd=ROOT,
+                env={**os.environ, "JSPEC_CACHE": str(cache)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     return start
