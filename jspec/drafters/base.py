@@ -26,6 +26,8 @@ class DraftContext:
         root: [B] int32, node 0 of the tree to come.
         active: [B]; finished slots need no draft.
         keys: [B, 2] raw key data, a stream apart from the one the target samples with.
+        temperature: at which children are drawn, [B] float32, 0 for slots that take the best ones;
+            None where no slot draws, and the draft is the same every time.
     """
 
     tokens: Int[Array, "B C"]
@@ -33,6 +35,7 @@ class DraftContext:
     root: Int[Array, "B"]
     active: Bool[Array, "B"]
     keys: UInt32[Array, "B 2"]
+    temperature: Float[Array, "B"] | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -65,12 +68,16 @@ class Proposal:
     Attributes:
         tree: the nodes to verify.
         state: the drafter's state after drafting.
-        probabilities: proposal probabilities where the draft was sampled, else None.
+        probabilities: where the draft was sampled, what each node's children were drawn from
+            (without replacement, in sibling order); rows of childless nodes are unused. None for
+            a draft that is the same every time.
+        token_map: target ids of the draft vocabulary, None where both vocabularies are one.
     """
 
     tree: Tree
     state: Any
-    probabilities: Float[Array, "B T V"] | None = None
+    probabilities: Float[Array, "B T Vd"] | None = None
+    token_map: Int[Array, "Vd"] | None = None
 
 
 class Drafter(abc.ABC):
@@ -81,11 +88,16 @@ class Drafter(abc.ABC):
         feature_layers: target layers whose output it reads, by layer id.
         may_abstain: it often proposes nothing; the engine then compiles a one-token pass beside
             the tree pass, and a round without a draft costs a plain decoding step.
+        can_sample: `propose` draws children where the context has a temperature, and then returns
+            the probabilities. A drawn tree must have a fixed shape: pruning by what was drawn
+            would bias it.
+        params: arrays; those shared with the target are the same arrays, held once.
     """
 
     name: str
     feature_layers: tuple[int, ...] = ()
     may_abstain: bool = False
+    can_sample: bool = False
     params: Any = ()
 
     @abc.abstractmethod
