@@ -23,9 +23,9 @@ import numpy as np
 import jspec
 from jspec.commands.figures import dump_json, write_json
 from jspec.commands.measure import Comparison, peak_memory
-from jspec.engine.prefill import causal_bits
 from jspec.sampling import SamplingParams
 from jspec.targets import Prefix, Target
+from jspec.targets.masks import causal_bits
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
 

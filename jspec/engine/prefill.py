@@ -4,8 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Int, UInt32
+from jaxtyping import Array, Int
 
 from jspec.drafters.base import Rows
 from jspec.engine.finish import cut_run
@@ -13,6 +12,7 @@ from jspec.engine.state import RUNNING, STOPPED, DecodeState, LastRound, Request
 from jspec.engine.step import Round, append_tokens
 from jspec.sampling import choose_tokens
 from jspec.targets import Prefix
+from jspec.targets.masks import causal_bits
 from jspec.trees import build
 
 MAX_CHUNK = 512
@@ -149,10 +149,3 @@ def prefill_chunk(
         drafter=drafter,
         reason=jnp.where(ends & (state.reason == RUNNING), reason, state.reason),
     )
-
-
-def causal_bits(width: int) -> UInt32[Array, "1 T W"]:
-    """Ancestor bits of a chain: row i sees nodes 0..i."""
-    node, word = np.arange(width)[:, None], np.arange(-(-width // 32))[None, :]
-    seen = np.clip(node + 1 - 32 * word, 0, 32).astype(np.uint64)
-    return jnp.asarray(((np.uint64(1) << seen) - np.uint64(1)).astype(np.uint32))[None]

@@ -40,6 +40,10 @@ class KVCache:
         """S, tokens a slot can hold."""
         return self.keys[0].shape[1]
 
+    def join(self, later: "KVCache") -> "KVCache":
+        """The rows of `self`, then those of `later`."""
+        return jax.tree.map(lambda *rows: jnp.concatenate(rows, axis=1), self, later)
+
     def commit(
         self,
         new: "KVCache",

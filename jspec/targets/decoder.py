@@ -27,10 +27,13 @@ class Prefix:
     Attributes:
         cache: keys and values of the committed tokens.
         lengths: committed tokens a slot, [B] int32; cache rows from there on are never read.
+        grown: keys and values of the tree's nodes that earlier passes ran, where a drafter grows
+            its tree level by level; they come first among the columns of the ancestor bits.
     """
 
     cache: KVCache
     lengths: Int[Array, "B"]
+    grown: KVCache | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -52,10 +55,11 @@ class Pass:
 class Attention(nnx.Module):
     """Grouped-query attention with rotary positions. q, k and v are one product."""
 
-    def __init__(self, config: TargetConfig, *, dtype):
+    def __init__(self, config: TargetConfig, *, dtype, in_features: int | None = None):
         self.config = config
         rows = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-        self.qkv_proj = Linear(config.hidden_size, rows, bias=config.qkv_bias, dtype=dtype)
+        width = config.hidden_size if in_features is None else in_features
+        self.qkv_proj = Linear(width, rows, bias=config.qkv_bias, dtype=dtype)
         self.o_proj = Linear(
             config.num_heads * config.head_dim, config.hidden_size, bias=config.o_bias, dtype=dtype
         )
@@ -76,13 +80,16 @@ class Attention(nnx.Module):
         if prefix is None:
             mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
         else:
+            columns = (k, v)
+            if prefix.grown is not None:
+                earlier = (prefix.grown.keys[layer], prefix.grown.values[layer])
+                columns = tuple(jnp.concatenate(pair, axis=1) for pair in zip(earlier, columns))
             mixed = tree_attention(
                 q,
                 prefix.cache.keys[layer],
                 prefix.cache.values[layer],
                 prefix.lengths,
-                k,
-                v,
+                *columns,
                 ancestors,
                 implementation=implementation,
             )
@@ -154,7 +161,8 @@ class DenseDecoder(nnx.Module):
             positions: of each token in its sequence (committed length + depth).
             prefix: the committed tokens, or None where there are none; then the new tokens see
                 each other causally.
-            ancestors: with a prefix, the bits of the new tokens each one sees (itself included).
+            ancestors: with a prefix, the bits of the nodes each one sees (itself included): those
+                grown before, then the new ones.
             feature_layers: layers whose output is returned, in this order (0 to N-1).
             implementation: of tree attention; see `pallas_kernels`.
         """

@@ -1,6 +1,6 @@
 """Token trees: their arrays, their shapes, and how candidates become one."""
 
-from jspec.trees.build import fill_static, select_nodes
+from jspec.trees.build import fill_static, place_static, select_nodes
 from jspec.trees.config import (
     MAX_NODES,
     StaticTree,
@@ -23,5 +23,6 @@ __all__ = [
     "chain",
     "fill_static",
     "from_choices",
+    "place_static",
     "select_nodes",
 ]

@@ -26,7 +26,7 @@ def fill_static(
     Raises:
         ValueError: fewer levels or candidates than the shape needs.
     """
-    batch, levels, width = candidates.shape
+    _, levels, width = candidates.shape
     if levels < shape.num_steps or width < shape.topk:
         raise ValueError(
             f"the tree needs {shape.num_steps} levels of {shape.topk} candidates, got {levels} "
@@ -36,6 +36,18 @@ def fill_static(
     rank = np.asarray(shape.ranks)
     token = candidates[:, level, rank].at[:, 0].set(root)
     score = jnp.zeros(token.shape, jnp.float32) if scores is None else scores[:, level, rank]
+    return place_static(shape, token, score)
+
+
+def place_static(shape: StaticTree, token: Int[Array, "B T"], score: Float[Array, "B T"]) -> Tree:
+    """The tree of a fixed shape with these tokens at its nodes, the root's first.
+
+    Args:
+        shape: T = num_nodes.
+        token: siblings are distinct.
+        score: shown to people; the root's is set to 1.
+    """
+    batch = token.shape[0]
 
     def per_slot(leaf):
         return jnp.broadcast_to(leaf, (batch, *leaf.shape[1:]))

@@ -9,7 +9,8 @@ from tiny_models import tiny_target
 
 import jspec
 from jspec.engine.batch import Batch
-from jspec.engine.prefill import MAX_CHUNK, capacity_bucket, causal_bits, chunk_plan
+from jspec.engine.prefill import MAX_CHUNK, capacity_bucket, chunk_plan
+from jspec.targets.masks import causal_bits
 from jspec.tokenizer import StreamDecoder, Tokenizer
 from jspec.trees import chain
 

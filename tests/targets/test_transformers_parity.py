@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import jspec
-from jspec.engine.prefill import causal_bits
 from jspec.targets import KVCache, Prefix
+from jspec.targets.masks import causal_bits
 
 torch = pytest.importorskip("torch", reason="parity with transformers needs torch")
 transformers = pytest.importorskip("transformers")
