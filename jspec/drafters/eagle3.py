@@ -28,6 +28,7 @@ class Eagle3Config:
         draft_vocab_size: Vd; equal to the target's vocabulary where there is no map.
         target_hidden_size: Et, width of each feature.
         feature_layers: the target layers whose **outputs** it reads, low to high.
+        target_num_layers: N, layers of the target.
         norm_before_residual: the first layer's residual is the normed hidden state, not the raw.
         norm_before_fc: one RMSNorm over the concatenated features.
         fc_norm: one RMSNorm for each feature.
@@ -38,6 +39,7 @@ class Eagle3Config:
     draft_vocab_size: int
     target_hidden_size: int
     feature_layers: tuple[int, ...]
+    target_num_layers: int
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     fc_norm: bool = False
@@ -45,9 +47,11 @@ class Eagle3Config:
 
     def __post_init__(self):
         layers = self.feature_layers
-        if not layers or min(layers) < 0 or sorted(set(layers)) != list(layers):
+        inside = layers and min(layers) >= 0 and max(layers) < self.target_num_layers
+        if not inside or sorted(set(layers)) != list(layers):
             raise ValueError(
-                f"feature layers {list(layers)}: expected distinct layer outputs in rising order."
+                f"feature layers {list(layers)}: expected distinct layer outputs from 0 to "
+                f"{self.target_num_layers - 1} in rising order."
             )
         if self.norm_before_fc and self.fc_norm:
             raise ValueError("norm_before_fc and fc_norm exclude each other; one norm is enough.")

@@ -80,8 +80,22 @@ def _sources(path: tuple, rows: int, config: TargetConfig) -> list[tuple[str, in
     if path == ("norm", "weight"):
         return [("model.norm.weight", rows)]
     _, index, *inside, leaf = path
-    prefix = f"model.layers.{index}"
-    match tuple(inside):
+    return layer_sources(f"model.layers.{index}", tuple(inside), leaf, rows, config)
+
+
+def layer_sources(
+    prefix: str, inside: tuple, leaf: str, rows: int, config: TargetConfig
+) -> list[tuple[str, int]]:
+    """Public tensor names behind one parameter of a decoder layer, with their rows, in order.
+
+    Args:
+        prefix: of the layer's names, such as `model.layers.3`.
+        inside: where the parameter is in the layer's module.
+        leaf: `weight` or `bias`.
+        rows: of the parameter.
+        config: of the decoder.
+    """
+    match inside:
         case ("attention", "qkv_proj"):
             q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
             return [
@@ -99,8 +113,8 @@ def _sources(path: tuple, rows: int, config: TargetConfig) -> list[tuple[str, in
                 "input_norm": "input_layernorm",
                 "post_attention_norm": "post_attention_layernorm",
             }
-            return [(f"{prefix}.{public[name]}.{leaf}", rows)]
-    raise AssertionError(f"no public name for parameter {path}")
+            return [(f"{prefix}.{public.get(name, name)}.{leaf}", rows)]
+    raise AssertionError(f"no public name for parameter {inside}")
 
 
 def _check_tied(reader: StrictReader, config: TargetConfig) -> None:

@@ -1,0 +1,141 @@
+"""From a head on disk, or in training, to a drafter that the engine runs."""
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jspec.drafters.eagle import Eagle, EagleConfig
+from jspec.drafters.eagle3 import Eagle3, Eagle3Config
+from jspec.drafters.feature_drafter import FeatureDrafter
+from jspec.drafters.heads import Head, target_ids
+from jspec.targets.load import layer_sources
+from jspec.targets.target import Target
+
+
+def build_drafter(head: Head, target: Target) -> FeatureDrafter:
+    """The drafter of a head, in the target's dtype; its file is used up exactly.
+
+    The embedding and, where the head has none of its own, the output projection are the target's
+    arrays, not copies.
+
+    Args:
+        head: from `read_head`, or out of training.
+        target: what it drafts for.
+
+    Raises:
+        ValueError: a tensor that is missing, left over or misshapen (it is named), a width or a
+            vocabulary that is not the target's, or a map that contradicts itself.
+    """
+    config, decoder = head.config, head.config.decoder
+    if isinstance(config, EagleConfig) and decoder.hidden_size != target.config.hidden_size:
+        raise ValueError(
+            f"{head.name} has hidden size {decoder.hidden_size}, the target {target.name} has "
+            f"{target.config.hidden_size}; an EAGLE-1/2 head has its target's."
+        )
+    ids = target_ids(head)
+    module = Eagle3 if isinstance(config, Eagle3Config) else Eagle
+    graphdef, shapes = nnx.split(nnx.eval_shape(lambda: module(config, dtype=target.dtype)))
+    filler = _Filler(head, target)
+    flat = [
+        (path, variable.replace(filler.fill(path, variable.shape)))
+        for path, variable in nnx.to_flat_state(shapes)
+    ]
+    filler.finish()
+    eagle3 = isinstance(config, Eagle3Config)
+    return FeatureDrafter(
+        name=head.method,
+        feature_layers=config.feature_layers if isinstance(config, Eagle3Config) else (),
+        graphdef=graphdef,
+        params=nnx.from_flat_state(flat),
+        num_layers=decoder.num_layers,
+        num_kv_heads=decoder.num_kv_heads,
+        head_dim=decoder.head_dim,
+        hidden_size=decoder.hidden_size,
+        draft_vocab_size=config.draft_vocab_size if eagle3 else decoder.vocab_size,
+        token_map=None if ids is None else ids.astype(np.int32),
+        trained_length=decoder.max_context,
+    )
+
+
+class _Filler:
+    """Takes every tensor of a head once, by the path of the parameter it fills."""
+
+    def __init__(self, head: Head, target: Target):
+        self.head, self.target = head, target
+        self.left = set(head.tensors) - {"d2t", "t2d"}
+
+    def fill(self, path: tuple, shape: tuple[int, ...]):
+        """The parameter at `path`."""
+        if path == ("embedding",):
+            return self._shared("embed_tokens.weight", "embedding", shape)
+        if path == ("head",):
+            return self._shared("lm_head.weight", "head", shape)
+        parts = [
+            self._take(name, (rows, *shape[1:])) for name, rows in self._sources(path, shape[0])
+        ]
+        array = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return jnp.asarray(array, self.target.dtype)
+
+    def finish(self) -> None:
+        """Nothing may be left over."""
+        if self.left:
+            raise ValueError(
+                f"{self.head.name} has {len(self.left)} tensors that its config does not explain: "
+                f"{', '.join(sorted(self.left))}; the config and the weights are not of one head."
+            )
+
+    def _shared(self, name: str, what: str, shape: tuple[int, ...]):
+        """The head's own matrix, or the target's array where it has none or the same one."""
+        theirs = self._of_target(what)
+        if name not in self.head.tensors:
+            if theirs.shape != shape:
+                raise ValueError(
+                    f"{self.head.name} has no {name!r} of shape {shape}, and the target's "
+                    f"{what} of shape {theirs.shape} cannot stand in for it."
+                )
+            return theirs
+        own = self._take(name, shape)
+        if theirs.shape == shape and _equal(own, theirs):
+            return theirs
+        return jnp.asarray(own, self.target.dtype)
+
+    def _of_target(self, what: str):
+        state = dict(nnx.to_flat_state(self.target.params))
+        found = state.get((what,), state[("embedding",)])
+        return found[...]
+
+    def _take(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        if name not in self.head.tensors:
+            raise ValueError(
+                f"{self.head.name} has no tensor {name!r} of shape {shape}, which its config asks "
+                f"for; it has {', '.join(sorted(self.head.tensors))}."
+            )
+        array = self.head.tensors[name]
+        if array.shape != shape:
+            raise ValueError(
+                f"{self.head.name}: tensor {name!r} has shape {array.shape}, its config and the "
+                f"target ask for {shape}; the head belongs to another target or another config."
+            )
+        self.left.discard(name)
+        return array
+
+    def _sources(self, path: tuple, rows: int) -> list[tuple[str, int]]:
+        """Names behind one parameter, with their rows, in order."""
+        match path:
+            case ("fc_norm", index, leaf):
+                return [(f"fc_norm.{index}.{leaf}", rows)]
+            case (name, leaf) if name in ("fc", "norm", "input_norm"):
+                return [(f"{name}.{leaf}", rows)]
+            case ("first", *inside, leaf):
+                prefix = "layers.0"
+            case ("layers", index, *inside, leaf):
+                first = 1 if self.head.method == "eagle3" else 0
+                prefix = f"layers.{int(index) + first}"
+            case _:
+                raise AssertionError(f"no public name for parameter {path}")
+        return layer_sources(prefix, tuple(inside), leaf, rows, self.head.config.decoder)
+
+
+def _equal(own: np.ndarray, theirs) -> bool:
+    """Whether casting the file's matrix gives the target's, bit for bit."""
+    return bool(jnp.array_equal(jnp.asarray(own, theirs.dtype), theirs))
