@@ -1,7 +1,13 @@
 """Reading and writing public checkpoint formats, strictly."""
 
 from jspec.checkpoints.fetch import ALIASES, Alias, describe, resolve_source
-from jspec.checkpoints.source import Checkpoint, StoredTensor, StrictReader, open_checkpoint
+from jspec.checkpoints.source import (
+    Checkpoint,
+    StoredTensor,
+    StrictReader,
+    open_checkpoint,
+    open_draft_checkpoint,
+)
 
 __all__ = [
     "ALIASES",
@@ -11,5 +17,6 @@ __all__ = [
     "StrictReader",
     "describe",
     "open_checkpoint",
+    "open_draft_checkpoint",
     "resolve_source",
 ]

@@ -1,37 +1,22 @@
 """One view of every checkpoint: Hugging Face config and tensor names, whatever the file format.
 
-`open_checkpoint` reads a folder of safetensors or a GGUF file; `StrictReader` makes sure that
-loading a model uses every tensor exactly as it is stored: nothing missing, misshapen or left over.
+`open_checkpoint` reads a folder of safetensors or a GGUF file, `open_draft_checkpoint` also the
+pickles that most published drafters still are; `StrictReader` makes sure that loading a model uses
+every tensor exactly as it is stored: nothing missing, misshapen or left over.
 """
 
 import dataclasses
 import difflib
 import fnmatch
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jspec.checkpoints.folder import StoredTensor, draft_tensors, folder_tensors, read_json
 from jspec.checkpoints.gguf_container import GGUFFile
 from jspec.checkpoints.gguf_models import gguf_config, gguf_generation_config, gguf_tensors
-from jspec.checkpoints.safetensors_file import SafetensorsFile
-
-
-@dataclasses.dataclass(frozen=True)
-class StoredTensor:
-    """A tensor that has not been read yet.
-
-    Attributes:
-        shape: its shape in Hugging Face layout.
-        dtype: how the file stores it, for people: "BF16", "Q4_1".
-        load: reads it.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
-    load: Callable[[], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -109,6 +94,22 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     )
 
 
+def open_draft_checkpoint(path: str | Path) -> Checkpoint:
+    """Open the folder of a drafter: safetensors where there are any, else pickled weights.
+
+    A folder holds config.json and `medusa_lm_head.safetensors`, or safetensors as in
+    `open_checkpoint`, or `medusa_lm_head.pt`, `pytorch_model.bin`, `pytorch_model.bin.index.json`
+    with its shards, or exactly one other pickle. Pickles are read by torch's weights-only loader.
+
+    Raises:
+        ValueError: as `open_checkpoint`, or pickles that cannot be read safely (see `TorchFile`).
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise ValueError(f"no drafter at {path}: expected a folder with config.json and weights")
+    return _with_config(path, draft_tensors(path))
+
+
 class StrictReader:
     """Reads a checkpoint tensor by tensor and insists that everything fits and everything is used.
 
@@ -171,93 +172,20 @@ class StrictReader:
 
 def _open_folder(path: Path) -> Checkpoint:
     # Weights first: what is wrong with a folder that has neither is that it is not a checkpoint.
-    tensors = _folder_tensors(path)
+    return _with_config(path, folder_tensors(path))
+
+
+def _with_config(path: Path, tensors: Mapping[str, StoredTensor]) -> Checkpoint:
     config_path = path / "config.json"
     if not config_path.is_file():
         raise ValueError(f"{path} has no config.json; copy it from where the weights came from")
     generation = path / "generation_config.json"
     return Checkpoint(
         path=path,
-        config=_read_json(config_path),
-        generation_config=_read_json(generation) if generation.is_file() else {},
+        config=read_json(config_path),
+        generation_config=read_json(generation) if generation.is_file() else {},
         tensors=tensors,
     )
-
-
-def _folder_tensors(path: Path) -> dict[str, StoredTensor]:
-    # The same precedence as transformers: one file, then the index, then whatever single file.
-    single, index = path / "model.safetensors", path / "model.safetensors.index.json"
-    found = sorted(path.glob("*.safetensors"))
-    if single.is_file():
-        return _file_tensors(SafetensorsFile(single))
-    if index.is_file():
-        return _sharded_tensors(index)
-    if len(found) == 1:
-        return _file_tensors(SafetensorsFile(found[0]))
-    if found:
-        raise ValueError(
-            f"{path} holds {len(found)} safetensors files ({', '.join(f.name for f in found[:4])}"
-            f"{', …' if len(found) > 4 else ''}) and no {index.name}; add the index, or keep one "
-            "file"
-        )
-    pickles = sorted((*path.glob("*.bin"), *path.glob("*.pt"), *path.glob("*.pth")))
-    if pickles:
-        names = (
-            f"'{pickles[0]}'" if len(pickles) == 1 else f"*glob.glob('{path}/pytorch_model*.bin')"
-        )
-        raise ValueError(
-            f"{path} holds pickled weights ({pickles[0].name}), which can run code when read; "
-            'convert them once with: python -c "import glob, torch; from safetensors.torch import '
-            "save_file; save_file({k: v.clone().contiguous() for f in "
-            f"[{names}] for k, v in torch.load(f, 'cpu', weights_only=True).items()}}, "
-            f"'{path}/model.safetensors')\""
-        )
-    ggufs = sorted(path.glob("*.gguf"))
-    if ggufs:
-        raise ValueError(f"{path} holds no safetensors; pass the GGUF file itself: {ggufs[0]}")
-    raise ValueError(
-        f"{path} holds no weights: expected model.safetensors, {index.name} with its shards, or "
-        "one *.safetensors"
-    )
-
-
-def _file_tensors(file: SafetensorsFile) -> dict[str, StoredTensor]:
-    return {
-        name: StoredTensor(info.shape, info.dtype, lambda name=name: file.read(name))
-        for name, info in file.infos.items()
-    }
-
-
-def _sharded_tensors(index: Path) -> dict[str, StoredTensor]:
-    weight_map = _read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(
-        isinstance(file, str) and Path(file).name == file for file in weight_map.values()
-    ):
-        raise ValueError(
-            f'{index} has no usable "weight_map": expected tensor names with file names of the '
-            "same folder; download it again"
-        )
-    shards: dict[str, dict[str, StoredTensor]] = {}
-    for file in sorted(set(weight_map.values())):
-        shard = index.parent / file
-        if not shard.is_file():
-            raise ValueError(
-                f"{index} names the shard {file}, which is not in {index.parent}; download it too"
-            )
-        shards[file] = _file_tensors(SafetensorsFile(shard))
-    tensors: dict[str, StoredTensor] = {}
-    for name, file in weight_map.items():
-        if name not in shards[file]:
-            raise ValueError(
-                f"{index} places tensor {name!r} in {file}, which does not hold it; "
-                "download the index and the shard again"
-            )
-        tensors[name] = shards[file][name]
-    # A tensor the index forgot is still there, so that a strict reader can complain about it.
-    for shard in shards.values():
-        for name, tensor in shard.items():
-            tensors.setdefault(name, tensor)
-    return tensors
 
 
 def _open_gguf(path: Path) -> Checkpoint:
@@ -268,16 +196,6 @@ def _open_gguf(path: Path) -> Checkpoint:
         for name, (shape, dtype, load) in gguf_tensors(file, config).items()
     }
     return Checkpoint(path, config, gguf_generation_config(file), tensors)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}); download it again") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a JSON {type(content).__name__}, expected an object")
-    return content
 
 
 def _similar(name: str, names: Iterable[str]) -> str:
