@@ -115,6 +115,18 @@ class Tokenizer:
             clean_up_tokenization_spaces=False,
         )
 
+    def first_difference(self, other: "Tokenizer") -> str | None:
+        """Where two vocabularies part, in words; None where every id means the same token."""
+        ours, theirs = (
+            {index: token for token, index in tokenizer.backend.get_vocab().items()}
+            for tokenizer in (self, other)
+        )
+        for index in sorted(ours.keys() | theirs.keys()):
+            mine, its = ours.get(index), theirs.get(index)
+            if mine != its:
+                return f"id {index} is {mine!r} in one and {its!r} in the other"
+        return None
+
     def stream_decoder(self) -> "StreamDecoder":
         """A fresh incremental decoder for one text."""
         return StreamDecoder(self)

@@ -1,20 +1,72 @@
-"""Find the drafter that a name or a path stands for."""
+"""Find the drafter that a name or a path stands for, and say what was found."""
 
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from jspec.checkpoints.fetch import resolve_source
+from jspec.checkpoints.source import Checkpoint, open_draft_checkpoint
+from jspec.drafters import eagle_formats
 from jspec.drafters.base import Drafter
+from jspec.drafters.eagle_build import build_drafter
 from jspec.drafters.ngram import NGram
+from jspec.drafters.probe import warn_if_useless
+from jspec.drafters.standalone import standalone
+from jspec.targets.load import load_target
 from jspec.targets.target import Target
 
+logger = logging.getLogger("jspec")
 
-def load_drafter(source: str, target: Target) -> Drafter:
+
+def load_drafter(source: str | Path, target: Target, *, probe: bool = False) -> Drafter:
     """The drafter called `source`, ready for `target`.
 
+    The format is recognised from the files themselves; what was found is logged (logger `jspec`)
+    and kept as the drafter's `description`.
+
     Args:
-        source: `ngram`.
+        source: `ngram`; a folder, alias or hub id of a draft head in the format of SafeAILab
+            (EAGLE-1, EAGLE-2, EAGLE-3), SpecForge, speculators, ModelOpt, FasterDecoding or vLLM
+            (Medusa); or of a small model with the target's vocabulary, GGUF files included.
         target: the model it drafts for.
+        probe: write a few tokens with it, and warn with the likely causes where almost none of its
+            guesses are accepted.
 
     Raises:
-        ValueError: no such drafter; the message lists what there is.
+        ValueError: no such drafter, one that belongs to another target, or files that contradict
+            themselves: a tensor missing, left over or misshapen, or maps that disagree.
+        NotImplementedError: a variant that is not supported (it is named).
     """
     if source == "ngram":
         return NGram()
-    raise ValueError(f"drafter {source!r} is not known; expected 'ngram' (or 'none' for plain).")
+    drafter = _from_files(resolve_source(source), target)
+    logger.info("%s: %s", source, drafter.description)
+    if probe:
+        warn_if_useless(target, drafter)
+    return drafter
+
+
+def _from_files(path: Path, target: Target) -> Drafter:
+    if path.is_file():
+        return standalone(load_target(path, dtype=target.dtype.name), target)
+    checkpoint = open_draft_checkpoint(path)
+    for recognise, read in _FAMILIES:
+        form = recognise(checkpoint)
+        if form is not None:
+            return read(checkpoint, form, target)
+    if checkpoint.config.get("architectures"):
+        return standalone(load_target(path, dtype=target.dtype.name), target)
+    raise ValueError(
+        f"{path} is no draft head that jspec knows: expected the tensors of a Medusa or EAGLE head, "
+        f"or a model with `architectures` in its config; it holds "
+        f"{', '.join(sorted(checkpoint.names())[:4])}, …"
+    )
+
+
+def _read_eagle(checkpoint: Checkpoint, form: str, target: Target) -> Drafter:
+    return build_drafter(eagle_formats.read_head(checkpoint, form, target.config), target)
+
+
+_FAMILIES: tuple[tuple[Callable, Callable], ...] = (
+    (eagle_formats.recognise, _read_eagle),
+)
