@@ -85,6 +85,7 @@ class Drafter(abc.ABC):
 
     Attributes:
         name: for statistics and messages.
+        description: what it is and where it came from, in a line.
         feature_layers: target layers whose output it reads, by layer id.
         may_abstain: it often proposes nothing; the engine then compiles a one-token pass beside
             the tree pass, and a round without a draft costs a plain decoding step.
@@ -95,6 +96,7 @@ class Drafter(abc.ABC):
     """
 
     name: str
+    description: str = ""
     feature_layers: tuple[int, ...] = ()
     may_abstain: bool = False
     can_sample: bool = False

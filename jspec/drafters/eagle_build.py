@@ -33,27 +33,55 @@ def build_drafter(head: Head, target: Target) -> FeatureDrafter:
             f"{target.config.hidden_size}; an EAGLE-1/2 head has its target's."
         )
     ids = target_ids(head)
-    module = Eagle3 if isinstance(config, Eagle3Config) else Eagle
-    graphdef, shapes = nnx.split(nnx.eval_shape(lambda: module(config, dtype=target.dtype)))
+
+    def empty() -> Eagle | Eagle3:
+        if isinstance(config, Eagle3Config):
+            return Eagle3(config, dtype=target.dtype)
+        return Eagle(config, dtype=target.dtype)
+
+    graphdef, shapes = nnx.split(nnx.eval_shape(empty))
     filler = _Filler(head, target)
     flat = [
         (path, variable.replace(filler.fill(path, variable.shape)))
         for path, variable in nnx.to_flat_state(shapes)
     ]
     filler.finish()
-    eagle3 = isinstance(config, Eagle3Config)
+    layers, draft_vocab = (), decoder.vocab_size
+    if isinstance(config, Eagle3Config):
+        layers, draft_vocab = config.feature_layers, config.draft_vocab_size
     return FeatureDrafter(
         name=head.method,
-        feature_layers=config.feature_layers if isinstance(config, Eagle3Config) else (),
+        description=describe(head),
+        feature_layers=layers,
         graphdef=graphdef,
         params=nnx.from_flat_state(flat),
         num_layers=decoder.num_layers,
         num_kv_heads=decoder.num_kv_heads,
         head_dim=decoder.head_dim,
         hidden_size=decoder.hidden_size,
-        draft_vocab_size=config.draft_vocab_size if eagle3 else decoder.vocab_size,
+        draft_vocab_size=draft_vocab,
         token_map=None if ids is None else ids.astype(np.int32),
         trained_length=decoder.max_context,
+    )
+
+
+def describe(head: Head) -> str:
+    """What a head is, in a line for people."""
+    config, decoder = head.config, head.config.decoder
+    layers = f"{decoder.num_layers} layer{'s' if decoder.num_layers > 1 else ''}"
+    said = f"{head.method} head in {head.format} format, {layers} of width {decoder.hidden_size}"
+    if not isinstance(config, Eagle3Config):
+        return f"{said}, trained on {decoder.max_context} positions"
+    switches = [
+        switch
+        for switch in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+        if getattr(config, switch)
+    ]
+    return (
+        f"{said}, reads the outputs of layers {', '.join(map(str, config.feature_layers))} of "
+        f"{config.target_num_layers}, drafts {config.draft_vocab_size} of {decoder.vocab_size} "
+        f"tokens, {', '.join(switches) or 'no extra norms'}, trained on {decoder.max_context} "
+        "positions"
     )
 
 

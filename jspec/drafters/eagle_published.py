@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from jspec.drafters.eagle import EagleConfig
+from jspec.drafters.eagle3 import Eagle3Config
 from jspec.drafters.eagle_config import default_feature_layers
 from jspec.drafters.heads import Head
 
@@ -21,7 +23,7 @@ def refuse_what_cannot_be_said(head: Head, to: str) -> None:
         NotImplementedError: naming the fact and a format that can say it.
     """
     config = head.config
-    if head.method == "eagle":
+    if isinstance(config, EagleConfig):
         if to != "safeailab":
             raise NotImplementedError(
                 f"an EAGLE-1/2 head cannot be written as {to!r}; expected 'safeailab'."
@@ -63,7 +65,7 @@ def published(head: Head, to: str) -> dict[str, Any]:
     if head.format == to and head.published:
         return dict(head.published)
     config = head.config
-    if head.method == "eagle":
+    if isinstance(config, EagleConfig):
         return _llama(head, ["LlamaForCausalLM"]) | {
             "bias": config.fc_bias,
             "qkv_bias": config.decoder.qkv_bias,
@@ -80,11 +82,10 @@ def published(head: Head, to: str) -> dict[str, Any]:
             "use_aux_hidden_state": True,
         }
         return said | ({"fc_norm": True} if config.fc_norm else {})
-    return _speculators(head)
+    return _speculators(head, config)
 
 
-def _speculators(head: Head) -> dict[str, Any]:
-    config = head.config
+def _speculators(head: Head, config: Eagle3Config) -> dict[str, Any]:
     inner = _llama(head, ["LlamaForCausalLM"])
     kind = "qwen3" if config.decoder.qk_norm else "llama"
     other = config.target_hidden_size != config.decoder.hidden_size

@@ -68,6 +68,7 @@ class FeatureDrafter(Drafter):
 
     Attributes:
         name: the method.
+        description: see `Drafter`.
         feature_layers: target layers it reads, by output.
         graphdef: the static half of the module.
         params: the arrays; the target's embedding and head are the target's own arrays.
@@ -82,6 +83,7 @@ class FeatureDrafter(Drafter):
     """
 
     name: str
+    description: str = ""
     feature_layers: tuple[int, ...] = ()
     graphdef: nnx.GraphDef = field(repr=False)
     params: PyTree = field(repr=False)

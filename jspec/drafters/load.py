@@ -10,7 +10,6 @@ from jspec.drafters import eagle_formats
 from jspec.drafters.base import Drafter
 from jspec.drafters.eagle_build import build_drafter
 from jspec.drafters.ngram import NGram
-from jspec.drafters.probe import warn_if_useless
 from jspec.drafters.standalone import standalone
 from jspec.targets.load import load_target
 from jspec.targets.target import Target
@@ -18,7 +17,7 @@ from jspec.targets.target import Target
 logger = logging.getLogger("jspec")
 
 
-def load_drafter(source: str | Path, target: Target, *, probe: bool = False) -> Drafter:
+def load_drafter(source: str | Path, target: Target) -> Drafter:
     """The drafter called `source`, ready for `target`.
 
     The format is recognised from the files themselves; what was found is logged (logger `jspec`)
@@ -29,8 +28,6 @@ def load_drafter(source: str | Path, target: Target, *, probe: bool = False) -> 
             (EAGLE-1, EAGLE-2, EAGLE-3), SpecForge, speculators, ModelOpt, FasterDecoding or vLLM
             (Medusa); or of a small model with the target's vocabulary, GGUF files included.
         target: the model it drafts for.
-        probe: write a few tokens with it, and warn with the likely causes where almost none of its
-            guesses are accepted.
 
     Raises:
         ValueError: no such drafter, one that belongs to another target, or files that contradict
@@ -41,8 +38,6 @@ def load_drafter(source: str | Path, target: Target, *, probe: bool = False) -> 
         return NGram()
     drafter = _from_files(resolve_source(source), target)
     logger.info("%s: %s", source, drafter.description)
-    if probe:
-        warn_if_useless(target, drafter)
     return drafter
 
 
@@ -57,8 +52,8 @@ def _from_files(path: Path, target: Target) -> Drafter:
     if checkpoint.config.get("architectures"):
         return standalone(load_target(path, dtype=target.dtype.name), target)
     raise ValueError(
-        f"{path} is no draft head that jspec knows: expected the tensors of a Medusa or EAGLE head, "
-        f"or a model with `architectures` in its config; it holds "
+        f"{path} is no draft head that jspec knows: expected the tensors of a Medusa or an "
+        f"EAGLE head, or a model with `architectures` in its config; it holds "
         f"{', '.join(sorted(checkpoint.names())[:4])}, …"
     )
 
@@ -67,6 +62,4 @@ def _read_eagle(checkpoint: Checkpoint, form: str, target: Target) -> Drafter:
     return build_drafter(eagle_formats.read_head(checkpoint, form, target.config), target)
 
 
-_FAMILIES: tuple[tuple[Callable, Callable], ...] = (
-    (eagle_formats.recognise, _read_eagle),
-)
+_FAMILIES: tuple[tuple[Callable, Callable], ...] = ((eagle_formats.recognise, _read_eagle),)

@@ -54,6 +54,7 @@ class NGram(Drafter):
     num_matches: int = 8
     min_gain: float = 0.5
     name = "ngram"
+    description = "prompt lookup, no parameters"
     may_abstain = True
 
     def __post_init__(self):

@@ -39,11 +39,13 @@ class Standalone(Drafter):
         model: any dense target of the same vocabulary.
         params: the model's.
         score_temperature: as of `FeatureDrafter`.
+        description: see `Drafter`.
     """
 
     model: Target
     params: PyTree = field(repr=False)
     score_temperature: float = 1.0
+    description: str = ""
     name = "standalone"
     can_sample = True
 
@@ -52,7 +54,7 @@ class Standalone(Drafter):
         if vocab != target.config.vocab_size:
             raise ValueError(
                 f"the draft model {self.model.name} has a vocabulary of {vocab} tokens, the target "
-                f"{target.name} has {target.config.vocab_size}; a standalone drafter needs the same."
+                f"{target.name} has {target.config.vocab_size}; take one of its family."
             )
         if tree.topk > vocab:
             raise ValueError(
@@ -119,9 +121,9 @@ class Standalone(Drafter):
             jnp.broadcast_to(causal_bits(width), (batch, width, -(-width // 32))),
         )
         cache = state.cache.commit(passed.new, place, count, start)
-        last = jnp.take_along_axis(
-            passed.hidden, jnp.maximum(count - 1, 0)[:, None, None], axis=1
-        )[:, 0]
+        last = jnp.take_along_axis(passed.hidden, jnp.maximum(count - 1, 0)[:, None, None], axis=1)[
+            :, 0
+        ]
         return StandaloneState(cache, jnp.where(count[:, None] > 0, last, state.hidden))
 
 
@@ -135,7 +137,8 @@ def standalone(model: Target, target: Target) -> Standalone:
     Raises:
         ValueError: the two do not share a vocabulary: its size, or what a token stands for.
     """
-    drafter = Standalone(model=model, params=model.params)
+    said = f"{model.config.family} model of {model.num_params / 1e6:.1f} M parameters"
+    drafter = Standalone(model=model, params=model.params, description=said)
     ours, theirs = model.find_tokenizer(), target.find_tokenizer()
     if ours is not None and theirs is not None:
         differ = ours.first_difference(theirs)
