@@ -1,13 +1,44 @@
 """From Medusa heads on disk, or in training, to a drafter that the engine runs."""
 
+import warnings
+
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jspec.checkpoints.source import Checkpoint
 from jspec.drafters.medusa import Medusa, MedusaHeads
 from jspec.drafters.medusa_facts import target_ids
-from jspec.drafters.medusa_formats import StoredHeads
+from jspec.drafters.medusa_formats import StoredHeads, read_heads
 from jspec.targets.target import Target
+
+
+def read_medusa(checkpoint: Checkpoint, form: str, target: Target) -> Medusa:
+    """The drafter in a checkpoint.
+
+    Heads that were trained together with their model (Medusa-2) are of little use to another one;
+    where the model stands beside them and is not the target, a warning says so.
+
+    Args:
+        checkpoint: with config.json.
+        form: from `medusa_formats.recognise`.
+        target: what it drafts for.
+
+    Raises:
+        ValueError, NotImplementedError: see `read_heads`.
+    """
+    heads = read_heads(checkpoint, form, target.config)
+    norm = "model.norm.weight"
+    if norm in checkpoint.names():
+        ours = dict(nnx.to_flat_state(target.params))[("norm", "weight")][...]
+        theirs = checkpoint.read(norm)
+        if theirs.shape != ours.shape or not jnp.array_equal(ours, jnp.asarray(theirs, ours.dtype)):
+            warnings.warn(
+                f"the model beside the Medusa heads in {checkpoint.path} is not {target.name}; "
+                "heads trained with their model need it: load that folder as the target.",
+                stacklevel=2,
+            )
+    return build_medusa(heads, target)
 
 
 def build_medusa(heads: StoredHeads, target: Target) -> Medusa:

@@ -169,8 +169,14 @@ def _vllm_tensors(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
         if inner in tensors:
             raise ValueError(f"{checkpoint.path} holds {inner!r} twice, once as {name!r}.")
         tensors[inner] = checkpoint.read(name)
-    if checkpoint.config.get("original_lm_head", False) and "lm_heads.0.weight" in tensors:
-        tensors.setdefault("lm_head.weight", tensors.pop("lm_heads.0.weight"))
+    if checkpoint.config.get("original_lm_head", False):
+        if "lm_heads.0.weight" in tensors:
+            tensors.setdefault("lm_head.weight", tensors.pop("lm_heads.0.weight"))
+    elif not any(name.startswith("lm_head") for name in tensors):
+        raise ValueError(
+            f"{checkpoint.path} holds no lm_heads, and its config does not say original_lm_head: "
+            "true, with which the target's projection is meant; export the heads again."
+        )
     return tensors
 
 
