@@ -12,7 +12,7 @@ import jax
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jspec.targets.target import Target
-from jspec.trees import Tree, TreeSpec
+from jspec.trees import Tree, TreeConfig, TreeSpec
 
 
 @jax.tree_util.register_dataclass
@@ -105,6 +105,10 @@ class Drafter(abc.ABC):
     @abc.abstractmethod
     def check(self, target: Target, tree: TreeSpec) -> None:
         """Raise ValueError or NotImplementedError where target or tree do not fit."""
+
+    def default_tree(self) -> TreeConfig:
+        """What is drafted where nobody asks for a tree."""
+        return TreeConfig()
 
     @abc.abstractmethod
     def init_state(self, params, batch: int, capacity: int) -> Any:

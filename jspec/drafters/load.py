@@ -6,10 +6,12 @@ from pathlib import Path
 
 from jspec.checkpoints.fetch import resolve_source
 from jspec.checkpoints.source import Checkpoint, open_draft_checkpoint
-from jspec.drafters import eagle_formats
+from jspec.drafters import eagle_formats, medusa_formats
 from jspec.drafters.base import Drafter
 from jspec.drafters.eagle_build import build_drafter
+from jspec.drafters.medusa_build import read_medusa
 from jspec.drafters.ngram import NGram
+from jspec.drafters.probe import warn_if_useless
 from jspec.drafters.standalone import standalone
 from jspec.targets.load import load_target
 from jspec.targets.target import Target
@@ -17,7 +19,7 @@ from jspec.targets.target import Target
 logger = logging.getLogger("jspec")
 
 
-def load_drafter(source: str | Path, target: Target) -> Drafter:
+def load_drafter(source: str | Path, target: Target, *, probe: bool = False) -> Drafter:
     """The drafter called `source`, ready for `target`.
 
     The format is recognised from the files themselves; what was found is logged (logger `jspec`)
@@ -28,6 +30,8 @@ def load_drafter(source: str | Path, target: Target) -> Drafter:
             (EAGLE-1, EAGLE-2, EAGLE-3), SpecForge, speculators, ModelOpt, FasterDecoding or vLLM
             (Medusa); or of a small model with the target's vocabulary, GGUF files included.
         target: the model it drafts for.
+        probe: write a few tokens with it, and warn with the likely causes where almost none of its
+            guesses are accepted.
 
     Raises:
         ValueError: no such drafter, one that belongs to another target, or files that contradict
@@ -38,6 +42,8 @@ def load_drafter(source: str | Path, target: Target) -> Drafter:
         return NGram()
     drafter = _from_files(resolve_source(source), target)
     logger.info("%s: %s", source, drafter.description)
+    if probe:
+        warn_if_useless(target, drafter)
     return drafter
 
 
@@ -62,4 +68,7 @@ def _read_eagle(checkpoint: Checkpoint, form: str, target: Target) -> Drafter:
     return build_drafter(eagle_formats.read_head(checkpoint, form, target.config), target)
 
 
-_FAMILIES: tuple[tuple[Callable, Callable], ...] = ((eagle_formats.recognise, _read_eagle),)
+_FAMILIES: tuple[tuple[Callable, Callable], ...] = (
+    (eagle_formats.recognise, _read_eagle),
+    (medusa_formats.recognise, read_medusa),
+)

@@ -14,7 +14,7 @@ from jspec.engine.prefill import empty_state, prefill_chunk
 from jspec.engine.step import Round
 from jspec.sampling import SamplingParams
 from jspec.targets import Target
-from jspec.trees import TreeConfig, TreeSpec
+from jspec.trees import TreeSpec
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 """Text, token ids, or chat messages (`role` and `content`)."""
@@ -45,7 +45,8 @@ class Engine:
         Args:
             target: from `load_target`.
             drafter: from `load_drafter`, or its name, or None for plain decoding.
-            tree: `TreeConfig` or `StaticTree`; default `TreeConfig()`.
+            tree: `TreeConfig` or `StaticTree`; default the drafter's (`TreeConfig()` where
+                its depth has no limit).
             batch_size: prompts generated side by side; more wait for the next batch.
             implementation: of the kernels: None picks by platform, see `pallas_kernels`.
             simulate_accept_length: emit this many tokens a round on average, whatever the target
@@ -59,7 +60,7 @@ class Engine:
         if drafter is None and tree is not None:
             raise ValueError("a tree needs a drafter; leave `tree` out for plain decoding.")
         if drafter is not None:
-            tree = tree or TreeConfig()
+            tree = tree or drafter.default_tree()
             drafter.check(target, tree)
         if batch_size < 1:
             raise ValueError(f"batch_size={batch_size}; expected at least 1.")

@@ -17,6 +17,8 @@ from jspec.targets.target import Target
 _DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 # Buffers that old exporters stored beside the weights; they are derived from the config.
 _DERIVED = ("*.rotary_emb.inv_freq", "*.rotary_emb.cos_cached", "*.rotary_emb.sin_cached")
+# Heads that were trained and stored together with their model; they are a drafter's.
+_HEADS = ("medusa_head.*", "medusa_heads.*")
 
 
 def load_target(source: str | Path, *, dtype: str | None = None) -> Target:
@@ -67,7 +69,7 @@ def _read(checkpoint: Checkpoint, config: TargetConfig, shapes: PyTree, dtype) -
         flat.append((path, variable.replace(jnp.asarray(array, dtype))))
     if config.tie_embeddings and "lm_head.weight" in checkpoint.names():
         _check_tied(reader, config)
-    reader.finish(ignore=_DERIVED)
+    reader.finish(ignore=_DERIVED + _HEADS)
     return nnx.from_flat_state(flat)
 
 
