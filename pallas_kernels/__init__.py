@@ -5,7 +5,8 @@ XLA runs everywhere, the Pallas kernels run on CUDA GPUs through Triton, and "in
 same kernels on a CPU for tests.
 
 Shape letters: `B` slots, `T` nodes (`Tq` queries, `Tk` tree columns), `P` path width, `S` cache
-capacity, `H` query heads, `K` KV heads, `G = H/K`, `D` head dim, `V` vocabulary, `W = ceil(T/32)`.
+capacity, `H` query heads, `K` KV heads, `G = H/K`, `D` head dim, `U` value dim where it is another,
+`V` vocabulary, `W = ceil(T/32)`.
 """
 
 from pallas_kernels import masks

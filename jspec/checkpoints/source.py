@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from jspec.checkpoints import fp8
 from jspec.checkpoints.folder import StoredTensor, draft_tensors, folder_tensors, read_json
 from jspec.checkpoints.gguf_container import GGUFFile
 from jspec.checkpoints.gguf_models import gguf_config, gguf_generation_config, gguf_tensors
@@ -130,6 +131,8 @@ class StrictReader:
     def take(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         """Tensor `name`, which must have `shape`; counts as used from now on.
 
+        A float8 weight with block scales comes out as float32, and its scales count as used too.
+
         Raises:
             ValueError: missing (with similar names) or misshapen (with both shapes).
         """
@@ -146,7 +149,12 @@ class StrictReader:
                 f"{shape}; the config and the weights are not of the same model"
             )
         self._unused.discard(name)
-        return self.checkpoint.read(name)
+        weight, scales = self.checkpoint.read(name), fp8.scale_name(name)
+        if scales not in self.checkpoint.tensors:
+            return weight
+        self._unused.discard(scales)
+        block = fp8.block_size(self.checkpoint.config)
+        return fp8.dequantise(name, weight, self.checkpoint.read(scales), block)
 
     def finish(self, ignore: Iterable[str] = ()) -> None:
         """Check that every tensor was taken.

@@ -8,7 +8,7 @@ from jspec.drafters.eagle import Eagle, EagleConfig
 from jspec.drafters.eagle3 import Eagle3, Eagle3Config
 from jspec.drafters.feature_drafter import FeatureDrafter
 from jspec.drafters.heads import Head, target_ids
-from jspec.targets.load import layer_sources
+from jspec.targets.names import Source, layer_sources
 from jspec.targets.target import Target
 
 
@@ -98,9 +98,7 @@ class _Filler:
             return self._shared("embed_tokens.weight", "embedding", shape)
         if path == ("head",):
             return self._shared("lm_head.weight", "head", shape)
-        parts = [
-            self._take(name, (rows, *shape[1:])) for name, rows in self._sources(path, shape[0])
-        ]
+        parts = [self._take(name, part) for name, part in self._sources(path, shape)]
         array = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return jnp.asarray(array, self.target.dtype)
 
@@ -147,21 +145,21 @@ class _Filler:
         self.left.discard(name)
         return array
 
-    def _sources(self, path: tuple, rows: int) -> list[tuple[str, int]]:
-        """Names behind one parameter, with their rows, in order."""
+    def _sources(self, path: tuple, shape: tuple[int, ...]) -> list[Source]:
+        """Tensors behind one parameter, in order."""
         match path:
             case ("fc_norm", index, leaf):
-                return [(f"fc_norm.{index}.{leaf}", rows)]
+                return [(f"fc_norm.{index}.{leaf}", shape)]
             case (name, leaf) if name in ("fc", "norm", "input_norm"):
-                return [(f"{name}.{leaf}", rows)]
-            case ("first", *inside, leaf):
+                return [(f"{name}.{leaf}", shape)]
+            case ("first", *inside):
                 prefix = "layers.0"
-            case ("layers", index, *inside, leaf):
+            case ("layers", index, *inside):
                 first = 1 if self.head.method == "eagle3" else 0
                 prefix = f"layers.{int(index) + first}"
             case _:
                 raise AssertionError(f"no public name for parameter {path}")
-        return layer_sources(prefix, tuple(inside), leaf, rows, self.head.config.decoder)
+        return layer_sources(prefix, tuple(inside), shape, self.head.config.decoder)
 
 
 def _equal(own: np.ndarray, theirs) -> bool:

@@ -1,4 +1,4 @@
-"""The key/value cache: one pair of arrays a layer, holding committed tokens only."""
+"""The key/value cache: one pair of arrays a layer, or one, holding committed tokens only."""
 
 from dataclasses import dataclass
 
@@ -19,21 +19,32 @@ class KVCache:
 
     Attributes:
         keys: N arrays [B, S, K, D].
-        values: N arrays [B, S, K, D].
+        values: N arrays [B, S, K, D]; none where a key row holds what values are made of (latent
+            attention).
     """
 
     keys: tuple[Float[Array, "B S K D"], ...]
     values: tuple[Float[Array, "B S K D"], ...]
 
     @classmethod
-    def empty(cls, num_layers: int, batch: int, capacity: int, heads: int, dim: int, dtype):
-        """A cache of zeros for `batch` slots of `capacity` tokens."""
+    def empty(
+        cls,
+        num_layers: int,
+        batch: int,
+        capacity: int,
+        heads: int,
+        dim: int,
+        dtype,
+        *,
+        values: bool = True,
+    ):
+        """A cache of zeros for `batch` slots of `capacity` tokens, with or without values."""
 
         def layers():
             shape = (batch, capacity, heads, dim)
             return tuple(jnp.zeros(shape, dtype) for _ in range(num_layers))
 
-        return cls(layers(), layers())
+        return cls(layers(), layers() if values else ())
 
     @property
     def capacity(self) -> int:
@@ -71,3 +82,20 @@ class KVCache:
             implementation=implementation,
         )
         return KVCache(written[:layers], written[layers:])
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Prefix:
+    """What a pass stands on: the committed tokens before it.
+
+    Attributes:
+        cache: keys and values of the committed tokens.
+        lengths: committed tokens a slot, [B] int32; cache rows from there on are never read.
+        grown: keys and values of the tree's nodes that earlier passes ran, where a drafter grows
+            its tree level by level; they come first among the columns of the ancestor bits.
+    """
+
+    cache: KVCache
+    lengths: Int[Array, "B"]
+    grown: KVCache | None = None

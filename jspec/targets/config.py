@@ -1,9 +1,11 @@
-"""What a dense decoder needs to know about itself, read from a Hugging Face config dictionary."""
+"""What a decoder needs to know about itself, read from a Hugging Face config dictionary."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jspec.targets.deepseek_config import ExpertsConfig, LatentConfig
+from jspec.targets.keys import positive_int
 from jspec.targets.rope import RopeConfig
 
 _FAMILIES = {
@@ -11,22 +13,26 @@ _FAMILIES = {
     "MistralForCausalLM": "mistral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "MiMoForCausalLM": "mimo",
+    "DeepseekV3ForCausalLM": "deepseek_v3",
+    "Glm4MoeForCausalLM": "glm4_moe",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class TargetConfig:
-    """Shapes and switches of a dense decoder (RMSNorm, rotary attention, gated SiLU MLP).
+    """Shapes and switches of a decoder (RMSNorm, rotary attention, gated SiLU MLPs or experts).
 
     Attributes:
-        family: `llama`, `mistral`, `qwen2` or `qwen3`; only used to explain and to export.
+        family: `llama`, `mistral`, `qwen2`, `qwen3`, `mimo`, `deepseek_v3` or `glm4_moe`; used to
+            explain, to export, and to find what else the checkpoint holds.
         vocab_size: V.
         hidden_size: E.
         intermediate_size: F, width of the gated MLP.
         num_layers: N.
         num_heads: H, query heads.
-        num_kv_heads: K; H is a multiple of it.
-        head_dim: D.
+        num_kv_heads: K; H is a multiple of it. 1 for latent attention.
+        head_dim: D; for latent attention the width of a cached row.
         rms_norm_eps: added to the mean square before the root.
         rope: rotary embedding of queries and keys.
         max_context: longest sequence (prompt + output) for which this implementation equals the
@@ -34,6 +40,9 @@ class TargetConfig:
         tie_embeddings: the head reads the embedding matrix.
         qkv_bias, o_bias, mlp_bias: whether those projections add a bias.
         qk_norm: RMSNorm over each query and key head before the rotation (Qwen3).
+        latent: multi-head latent attention, None for grouped queries.
+        experts: mixture of experts, None where every layer has one MLP.
+        mtp_layers: multi-token-prediction modules that the checkpoint holds beside the model.
     """
 
     family: str
@@ -52,6 +61,9 @@ class TargetConfig:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    latent: LatentConfig | None = None
+    experts: ExpertsConfig | None = None
+    mtp_layers: int = 0
 
     def __post_init__(self):
         if self.num_heads % self.num_kv_heads:
@@ -59,6 +71,10 @@ class TargetConfig:
                 f"num_attention_heads={self.num_heads} is not a multiple of "
                 f"num_key_value_heads={self.num_kv_heads}; grouped queries need whole groups."
             )
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer is a mixture of experts; those beyond the model's own are."""
+        return self.experts is not None and layer >= self.experts.first_layer
 
 
 def config_from_hf(config: Mapping[str, Any]) -> TargetConfig:
@@ -83,29 +99,46 @@ def config_from_hf(config: Mapping[str, Any]) -> TargetConfig:
             f"hidden_act={activation!r} is not supported for {architecture}; expected 'silu'."
         )
 
-    hidden_size = _required(config, "hidden_size")
-    num_heads = _required(config, "num_attention_heads")
-    head_dim = config.get("head_dim") or (128 if family == "qwen3" else hidden_size // num_heads)
-    # Only Llama and Qwen3 have the switch; Qwen2 always biases q, k and v, Mistral never does.
-    attention_bias = bool(config.get("attention_bias", False)) and family in ("llama", "qwen3")
+    hidden_size = positive_int(config, "hidden_size")
+    num_heads = positive_int(config, "num_attention_heads")
+    # Qwen2 and MiMo always bias q, k and v, Mistral never does; the others have a switch, which
+    # GLM reads for q, k and v only.
+    switched = family in ("llama", "qwen3", "deepseek_v3", "glm4_moe")
+    attention_bias = bool(config.get("attention_bias", False)) and switched
+    if family == "deepseek_v3":
+        rope = RopeConfig.from_hf(config, positive_int(config, "qk_rope_head_dim"))
+        latent = LatentConfig.from_hf(config, rope)
+        num_kv_heads, head_dim = 1, latent.row_dim
+    else:
+        num_kv_heads = config.get("num_key_value_heads") or num_heads
+        default = 128 if family == "qwen3" else hidden_size // num_heads
+        head_dim = config.get("head_dim") or default
+        partial = 0.5 if family == "glm4_moe" else None
+        rope = RopeConfig.from_hf(config, head_dim, partial=partial)
+        latent = None
+    experts = family in ("deepseek_v3", "glm4_moe")
+    mtp = family in ("deepseek_v3", "glm4_moe", "mimo")
 
     return TargetConfig(
         family=family,
-        vocab_size=_required(config, "vocab_size"),
+        vocab_size=positive_int(config, "vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=_required(config, "intermediate_size"),
-        num_layers=_required(config, "num_hidden_layers"),
+        intermediate_size=positive_int(config, "intermediate_size"),
+        num_layers=positive_int(config, "num_hidden_layers"),
         num_heads=num_heads,
-        num_kv_heads=config.get("num_key_value_heads") or num_heads,
+        num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-        rope=RopeConfig.from_hf(config, head_dim),
+        rope=rope,
         max_context=_max_context(config, family),
         tie_embeddings=bool(config.get("tie_word_embeddings", False)),
-        qkv_bias=attention_bias or family == "qwen2",
-        o_bias=attention_bias,
+        qkv_bias=attention_bias or family in ("qwen2", "mimo"),
+        o_bias=attention_bias and family != "glm4_moe",
         mlp_bias=bool(config.get("mlp_bias", False)) and family == "llama",
-        qk_norm=family == "qwen3",
+        qk_norm=family == "qwen3" or (family == "glm4_moe" and bool(config.get("use_qk_norm"))),
+        latent=latent,
+        experts=ExpertsConfig.from_hf(config) if experts else None,
+        mtp_layers=int(config.get("num_nextn_predict_layers") or 0) if mtp else 0,
     )
 
 
@@ -117,10 +150,3 @@ def _max_context(config: Mapping[str, Any], family: str) -> int:
     else:
         window = config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
     return min(limit, int(window)) if window else limit
-
-
-def _required(config: Mapping[str, Any], key: str) -> int:
-    value = config.get(key)
-    if not isinstance(value, int) or value <= 0:
-        raise ValueError(f"config key {key!r} is {value!r}; expected a positive integer.")
-    return value

@@ -1,4 +1,4 @@
-"""The dense decoder: Llama, Mistral, Qwen2 and Qwen3 in one module.
+"""The decoder: every supported family in one module, as its config says.
 
 A pass reads the committed prefix from the cache and the new tokens' keys and values from itself,
 so the same function prefills a prompt, decodes one token and verifies a tree. It writes nothing:
@@ -12,28 +12,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, UInt32
 
-from jspec.targets.cache import KVCache
+from jspec.targets.cache import KVCache, Prefix
 from jspec.targets.config import TargetConfig
 from jspec.targets.layers import Linear, RMSNorm, product
+from jspec.targets.mla import LatentAttention
+from jspec.targets.mlp import MLP
+from jspec.targets.moe import Experts
 from jspec.targets.rope import rotate, rotation
 from pallas_kernels import tree_attention
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Prefix:
-    """What a pass stands on: the committed tokens before it.
-
-    Attributes:
-        cache: keys and values of the committed tokens.
-        lengths: committed tokens a slot, [B] int32; cache rows from there on are never read.
-        grown: keys and values of the tree's nodes that earlier passes ran, where a drafter grows
-            its tree level by level; they come first among the columns of the ancestor bits.
-    """
-
-    cache: KVCache
-    lengths: Int[Array, "B"]
-    grown: KVCache | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -96,28 +82,22 @@ class Attention(nnx.Module):
         return self.o_proj(mixed.reshape(batch, width, -1)), k, v
 
 
-class MLP(nnx.Module):
-    """down(silu(gate x) · up x); gate and up are one product."""
-
-    def __init__(self, config: TargetConfig, *, dtype):
-        size, wide = config.hidden_size, config.intermediate_size
-        self.gate_up_proj = Linear(size, 2 * wide, bias=config.mlp_bias, dtype=dtype)
-        self.down_proj = Linear(wide, size, bias=config.mlp_bias, dtype=dtype)
-
-    def __call__(self, x: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
-        gate, up = jnp.split(self.gate_up_proj(x), 2, axis=-1)
-        return self.down_proj(jax.nn.silu(gate) * up)
-
-
 class DecoderLayer(nnx.Module):
-    """Pre-norm attention and MLP, each added to the residual stream."""
+    """Pre-norm attention and MLP, each added to the residual stream.
 
-    def __init__(self, config: TargetConfig, *, dtype):
+    Args:
+        config: of the model; says which kind of attention.
+        dtype: of the parameters.
+        experts: a mixture of experts instead of one MLP.
+    """
+
+    def __init__(self, config: TargetConfig, *, dtype, experts: bool = False):
         eps = config.rms_norm_eps
         self.input_norm = RMSNorm(config.hidden_size, eps, dtype=dtype)
-        self.attention = Attention(config, dtype=dtype)
+        attention = Attention if config.latent is None else LatentAttention
+        self.attention = attention(config, dtype=dtype)
         self.post_attention_norm = RMSNorm(config.hidden_size, eps, dtype=dtype)
-        self.mlp = MLP(config, dtype=dtype)
+        self.mlp = Experts(config, dtype=dtype) if experts else MLP(config, dtype=dtype)
 
     def __call__(self, x, rope, layer: int, prefix: Prefix | None, ancestors, implementation):
         with jax.named_scope("attention"):
@@ -130,7 +110,7 @@ class DecoderLayer(nnx.Module):
         return x, k, v
 
 
-class DenseDecoder(nnx.Module):
+class Decoder(nnx.Module):
     """Embedding, N decoder layers, final norm and head."""
 
     def __init__(self, config: TargetConfig, *, dtype):
@@ -138,7 +118,10 @@ class DenseDecoder(nnx.Module):
         shape = (config.vocab_size, config.hidden_size)
         self.embedding = nnx.Param(jnp.zeros(shape, dtype))
         self.layers = nnx.List(
-            [DecoderLayer(config, dtype=dtype) for _ in range(config.num_layers)]
+            [
+                DecoderLayer(config, dtype=dtype, experts=config.has_experts(layer))
+                for layer in range(config.num_layers)
+            ]
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
         # A tied head is a method over the embedding, not a second reference to it.
@@ -173,7 +156,8 @@ class DenseDecoder(nnx.Module):
             with jax.named_scope(f"layer_{index}"):
                 x, k, v = layer(x, rope, index, prefix, ancestors, implementation)
             keys.append(k)
-            values.append(v)
+            if v is not None:
+                values.append(v)
             if index in feature_layers:
                 outputs[index] = x
         features = tuple(outputs[layer] for layer in feature_layers)

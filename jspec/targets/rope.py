@@ -25,7 +25,7 @@ class RopeConfig:
 
     Attributes:
         theta: base of the geometric frequency series.
-        dim: rotated width of a head (all of D for the dense families).
+        dim: R, rotated width of a head (all of D for most families).
         kind: `default`, `linear`, `llama3` or `yarn`.
         factor: how many times the trained context is stretched.
         original_context: positions the unscaled frequencies were trained on (llama3, yarn).
@@ -54,8 +54,16 @@ class RopeConfig:
             )
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any], head_dim: int) -> "RopeConfig":
+    def from_hf(
+        cls, config: Mapping[str, Any], head_dim: int, *, partial: float | None = None
+    ) -> "RopeConfig":
         """Read either spelling: `rope_parameters`, or `rope_theta` and `rope_scaling`.
+
+        Args:
+            config: the `config.json` dictionary.
+            head_dim: D.
+            partial: for families that rotate the first part of a head: the part that is meant
+                where the config does not say. None for those that rotate all of it.
 
         Raises:
             NotImplementedError: an unknown rope type or a partial rotation.
@@ -64,12 +72,13 @@ class RopeConfig:
         scaling = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
         theta = scaling.get("rope_theta", config.get("rope_theta", 10000.0))
         kind = scaling.get("rope_type") or scaling.get("type") or "default"
-        partial = scaling.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-        if partial not in (None, 1.0):
+        part = scaling.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+        part = (partial or 1.0) if part is None else part
+        if partial is None and part != 1.0:
             raise NotImplementedError(
-                f"partial_rotary_factor={partial} is not supported; expected 1.0."
+                f"partial_rotary_factor={part} is not supported; expected 1.0."
             )
-        common = {"theta": float(theta), "dim": head_dim, "kind": kind}
+        common = {"theta": float(theta), "dim": int(head_dim * part), "kind": kind}
         if kind == "linear":
             return cls(**common, factor=_number(scaling, kind, "factor"))
         if kind == "llama3":
@@ -125,12 +134,26 @@ def rotation(
 
 
 def rotate(
-    x: Float[Array, "B T H D"], cos: Float[Array, "B T 1 D"], sin: Float[Array, "B T 1 D"]
+    x: Float[Array, "B T H D"], cos: Float[Array, "B T 1 R"], sin: Float[Array, "B T 1 R"]
 ) -> Float[Array, "B T H D"]:
-    """Rotate dimension i against dimension i + D/2 (the layout of public Llama checkpoints)."""
+    """Rotate dimension i against dimension i + R/2 (the layout of public Llama checkpoints).
+
+    Dimensions from R on are not rotated.
+    """
+    width = cos.shape[-1]
+    if width < x.shape[-1]:
+        return jnp.concatenate([rotate(x[..., :width], cos, sin), x[..., width:]], axis=-1)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     turned = jnp.concatenate([-second, first], axis=-1)
     return (x.astype(jnp.float32) * cos + turned * sin).astype(x.dtype)
+
+
+def pairs_to_halves(x: Float[Array, "B T H D"]) -> Float[Array, "B T H D"]:
+    """Reorder dimensions that are rotated in pairs (0, 1), (2, 3), … to the halves of `rotate`.
+
+    Queries and keys are reordered alike, so their products do not change.
+    """
+    return jnp.concatenate([x[..., 0::2], x[..., 1::2]], axis=-1)
 
 
 def _llama3(rope: RopeConfig, plain: np.ndarray) -> np.ndarray:
@@ -163,14 +186,15 @@ def _yarn_attention_factor(scaling: Mapping[str, Any], factor: float) -> float:
     given = scaling.get("attention_factor")
     if given is not None:
         return float(given)
-
-    def temperature(weight: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
     mscale, mscale_all = scaling.get("mscale"), scaling.get("mscale_all_dim")
     if mscale and mscale_all:
-        return temperature(mscale) / temperature(mscale_all)
-    return temperature(1.0)
+        return yarn_temperature(factor, mscale) / yarn_temperature(factor, mscale_all)
+    return yarn_temperature(factor, 1.0)
+
+
+def yarn_temperature(factor: float, weight: float) -> float:
+    """How much sharper attention is made over a context stretched by `factor` (YaRN, 3.4)."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 def _number(scaling: Mapping[str, Any], kind: str, key: str) -> float:

@@ -10,9 +10,9 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int, PyTree, UInt32
 
-from jspec.targets.cache import KVCache
+from jspec.targets.cache import KVCache, Prefix
 from jspec.targets.config import TargetConfig
-from jspec.targets.decoder import DenseDecoder, Pass, Prefix
+from jspec.targets.decoder import Decoder, Pass
 from jspec.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -81,7 +81,7 @@ class Target:
         feature_layers: tuple[int, ...] = (),
         implementation: str | None = None,
     ) -> Pass:
-        """One pass over T new tokens a slot; see `DenseDecoder.__call__`."""
+        """One pass over T new tokens a slot; see `Decoder.__call__`."""
         model = nnx.merge(self.graphdef, params)
         return model(
             tokens,
@@ -100,13 +100,19 @@ class Target:
         """A cache of zeros for `batch` slots of `capacity` tokens."""
         config = self.config
         return KVCache.empty(
-            config.num_layers, batch, capacity, config.num_kv_heads, config.head_dim, self.dtype
+            config.num_layers,
+            batch,
+            capacity,
+            config.num_kv_heads,
+            config.head_dim,
+            self.dtype,
+            values=config.latent is None,
         )
 
 
 def random_target(config: TargetConfig, *, seed: int = 0, dtype=jnp.float32) -> Target:
     """A target of the given shape with random weights, for tests and for timing shapes."""
-    abstract = nnx.eval_shape(lambda: DenseDecoder(config, dtype=dtype))
+    abstract = nnx.eval_shape(lambda: Decoder(config, dtype=dtype))
     graphdef, shapes = nnx.split(abstract)
     rng = np.random.default_rng(seed)
 
@@ -116,7 +122,7 @@ def random_target(config: TargetConfig, *, seed: int = 0, dtype=jnp.float32) -> 
         else:
             fan_in = variable.shape[-1] if len(variable.shape) > 1 else 50
             noise = rng.standard_normal(variable.shape) / np.sqrt(fan_in)
-        return variable.replace(jnp.asarray(noise, dtype))
+        return variable.replace(jnp.asarray(noise, variable.dtype))
 
     flat = [(path, draw(path, variable)) for path, variable in nnx.to_flat_state(shapes)]
     return Target(name="random", config=config, graphdef=graphdef, params=nnx.from_flat_state(flat))

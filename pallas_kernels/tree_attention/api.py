@@ -18,16 +18,16 @@ OP = "tree_attention"
 def tree_attention(
     q: Float[Array, "B Tq H D"],
     k_cache: Float[Array, "B S K D"],
-    v_cache: Float[Array, "B S K D"],
+    v_cache: Float[Array, "B S K U"],
     lengths: Int32[Array, " B"],
     k_tree: Float[Array, "B Tk K D"],
-    v_tree: Float[Array, "B Tk K D"],
+    v_tree: Float[Array, "B Tk K U"],
     ancestors: UInt32[Array, "B Tq W"],
     *,
     scale: float | None = None,
     implementation: str | None = None,
     config: TreeAttentionConfig | None = None,
-) -> Float[Array, "B Tq H D"]:
+) -> Float[Array, "B Tq H U"]:
     """Attention of tree nodes over the committed prefix and over their own ancestors.
 
     Query i of slot b sees cache column c iff `c < lengths[b]`, and tree column j iff bit j of
@@ -39,7 +39,8 @@ def tree_attention(
     Args:
         q: queries, float32, bfloat16 or float16.
         k_cache: prefix keys, same dtype as q.
-        v_cache: prefix values, same dtype as q.
+        v_cache: prefix values, same dtype as q; usually as wide as the keys (U = D). For latent
+            attention the keys' own first columns, `k_cache[..., :U]`.
         lengths: committed columns per slot, 0..S.
         k_tree: keys of the tree's nodes, not in the cache; same dtype as q.
         v_tree: values of the tree's nodes; same dtype as q.
@@ -49,7 +50,7 @@ def tree_attention(
         config: block sizes of the kernel; None takes the heuristic's. The XLA path has none.
 
     Returns:
-        [B, Tq, H, D] in q's dtype; logits, softmax and sums are float32 throughout.
+        [B, Tq, H, U] in q's dtype; logits, softmax and sums are float32 throughout.
 
     Raises:
         ValueError: shapes or dtypes that do not fit together, or an unknown implementation.
@@ -102,10 +103,10 @@ def _check(
     batch, queries, heads, dim = q.shape
     checks.shape(OP, "k_cache", k_cache, (batch, "S", "K", dim))
     capacity, kv_heads = k_cache.shape[1:3]
-    checks.shape(OP, "v_cache", v_cache, (batch, capacity, kv_heads, dim))
+    checks.shape(OP, "v_cache", v_cache, (batch, capacity, kv_heads, "U"))
     checks.shape(OP, "k_tree", k_tree, (batch, "Tk", kv_heads, dim))
     nodes = k_tree.shape[1]
-    checks.shape(OP, "v_tree", v_tree, (batch, nodes, kv_heads, dim))
+    checks.shape(OP, "v_tree", v_tree, (batch, nodes, kv_heads, v_cache.shape[3]))
     checks.shape(OP, "lengths", lengths, (batch,))
     checks.shape(OP, "ancestors", ancestors, (batch, queries, checks.words(nodes)))
     if kv_heads == 0 or heads % kv_heads:

@@ -24,14 +24,14 @@ def visible_columns(
 def tree_attention_reference(
     q: Float[Array, "B Tq H D"],
     k_cache: Float[Array, "B S K D"],
-    v_cache: Float[Array, "B S K D"],
+    v_cache: Float[Array, "B S K U"],
     lengths: Int32[Array, " B"],
     k_tree: Float[Array, "B Tk K D"],
-    v_tree: Float[Array, "B Tk K D"],
+    v_tree: Float[Array, "B Tk K U"],
     ancestors: UInt32[Array, "B Tq W"],
     *,
     scale: float,
-) -> Float[Array, "B Tq H D"]:
+) -> Float[Array, "B Tq H U"]:
     """The definition every implementation is tested against; see `api.tree_attention`."""
     groups = q.shape[2] // k_cache.shape[2]
     visible = visible_columns(lengths, ancestors, k_cache.shape[1], k_tree.shape[1])

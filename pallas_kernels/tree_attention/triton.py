@@ -34,21 +34,22 @@ DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 def tree_attention_triton(
     q: Float[Array, "B Tq H D"],
     k_cache: Float[Array, "B S K D"],
-    v_cache: Float[Array, "B S K D"],
+    v_cache: Float[Array, "B S K U"],
     lengths: Int32[Array, " B"],
     k_tree: Float[Array, "B Tk K D"],
-    v_tree: Float[Array, "B Tk K D"],
+    v_tree: Float[Array, "B Tk K U"],
     ancestors: UInt32[Array, "B Tq W"],
     *,
     scale: float,
     config: TreeAttentionConfig | None = None,
     interpret: bool = False,
-) -> Float[Array, "B Tq H D"]:
+) -> Float[Array, "B Tq H U"]:
     """See `api.tree_attention` for the contract.
 
     Raises:
-        NotImplementedError: a head dim that is not a multiple of 16 or beyond 256, a dtype other
-            than bfloat16, float16 and float32, or a cache without columns.
+        NotImplementedError: a head dim that is not a multiple of 16 or beyond 256, values of
+            another width, a dtype other than bfloat16, float16 and float32, or a cache without
+            columns.
     """
     batch, queries, heads, dim = q.shape
     capacity, kv_heads = k_cache.shape[1:3]
@@ -60,6 +61,11 @@ def tree_attention_triton(
     if dim % 16 or dim > 256:
         raise NotImplementedError(
             f"tree_attention kernel: head dim {dim} is not a multiple of 16 up to 256; "
+            "use implementation='xla'"
+        )
+    if v_cache.shape[-1] != dim:
+        raise NotImplementedError(
+            f"tree_attention kernel: values of width {v_cache.shape[-1]} beside keys of {dim}; "
             "use implementation='xla'"
         )
     if config is None:

@@ -14,18 +14,18 @@ MASKED = -1e30
 def tree_attention_xla(
     q: Float[Array, "B Tq H D"],
     k_cache: Float[Array, "B S K D"],
-    v_cache: Float[Array, "B S K D"],
+    v_cache: Float[Array, "B S K U"],
     lengths: Int32[Array, " B"],
     k_tree: Float[Array, "B Tk K D"],
-    v_tree: Float[Array, "B Tk K D"],
+    v_tree: Float[Array, "B Tk K U"],
     ancestors: UInt32[Array, "B Tq W"],
     *,
     scale: float,
-) -> Float[Array, "B Tq H D"]:
+) -> Float[Array, "B Tq H U"]:
     """See `api.tree_attention` for the contract."""
     batch, queries, heads, dim = q.shape
     capacity, kv_heads = k_cache.shape[1:3]
-    nodes = k_tree.shape[1]
+    nodes, value_dim = v_tree.shape[1], v_tree.shape[3]
     q = q.reshape(batch, queries, kv_heads, heads // kv_heads, dim)
 
     in_prefix = jnp.arange(capacity, dtype=jnp.int32)[None, :] < lengths[:, None]  # [B, S]
@@ -43,7 +43,7 @@ def tree_attention_xla(
     prefix, tree = jnp.exp(prefix - peak), jnp.exp(tree - peak)
     total = prefix.sum(axis=-1) + tree.sum(axis=-1)
 
-    def mix(weights: Array, values: Array) -> Array:  # [B, K, Tq, G, D]
+    def mix(weights: Array, values: Array) -> Array:  # [B, K, Tq, G, U]
         return jnp.einsum(
             "bktgs,bskd->bktgd",
             weights.astype(values.dtype),
@@ -57,4 +57,4 @@ def tree_attention_xla(
     out = (mix(prefix, v_cache) + mix(tree, v_tree)) / total[..., None]
     anything = (lengths > 0)[:, None] | in_tree.any(axis=-1)  # [B, Tq]
     out = jnp.where(anything[:, None, :, None, None], out, 0.0)
-    return out.transpose(0, 2, 1, 3, 4).reshape(batch, queries, heads, dim).astype(q.dtype)
+    return out.transpose(0, 2, 1, 3, 4).reshape(batch, queries, heads, value_dim).astype(q.dtype)

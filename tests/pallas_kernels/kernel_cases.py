@@ -140,7 +140,7 @@ def oracle_attention(q, k_cache, v_cache, lengths, k_tree, v_tree, above, scale)
     )
     batch, queries, heads, _ = q.shape
     groups = heads // k_cache.shape[2]
-    out = np.zeros(q.shape)
+    out = np.zeros((*q.shape[:3], v_cache.shape[3]))
     for b in range(batch):
         length = int(lengths[b])
         for head in range(heads):

@@ -30,8 +30,13 @@ def sizes(**sizes):
 TOLERANCE = {"float32": 3e-6, "bfloat16": 2e-2, "float16": 3e-3}
 
 
-def make(seed, *, B, Tq, H, K, D, S, lengths, Tk=None, dtype="float32", poison=True, reach=None):
-    """Inputs of one call and its oracle's answer; what must not be read is poisoned with NaN."""
+def make(
+    seed, *, B, Tq, H, K, D, S, lengths, U=None, Tk=None, dtype="float32", poison=True, reach=None
+):
+    """Inputs of one call and its oracle's answer; what must not be read is poisoned with NaN.
+
+    With U the values are the keys' first U columns, as for latent attention.
+    """
     rng = np.random.default_rng(seed)
     Tk = Tq if Tk is None else Tk
 
@@ -47,13 +52,16 @@ def make(seed, *, B, Tq, H, K, D, S, lengths, Tk=None, dtype="float32", poison=T
         beyond = jnp.asarray(np.arange(S)[None] >= lengths[:, None])[:, :, None, None]
         nan = jnp.asarray(jnp.nan, dtype)
         k_cache, v_cache = (jnp.where(beyond, nan, x) for x in (k_cache, v_cache))
+    k_tree, v_tree = normal(B, Tk, K, D), normal(B, Tk, K, D)
+    if U is not None:
+        v_cache, v_tree = k_cache[..., :U], k_tree[..., :U]
     args = (
         normal(B, Tq, H, D),
         k_cache,
         v_cache,
         jnp.asarray(lengths),
-        normal(B, Tk, K, D),
-        normal(B, Tk, K, D),
+        k_tree,
+        v_tree,
         jnp.asarray(pack_bits(above)),
     )
     return args, oracle_attention(*args[:6], above, D**-0.5)
@@ -106,6 +114,32 @@ def test_edges(implementation, edge):
     shape, chosen = EDGES[edge]
     args, expected = make(1, **shape)
     check(implementation, args, expected, config=chosen)
+
+
+NARROW = {
+    "one latent head": sizes(B=3, Tq=7, H=8, K=1, D=40, U=32, S=70, lengths=[70, 33, 0]),
+    "DeepSeek-V3's widths": sizes(B=1, Tq=3, H=16, K=1, D=576, U=512, S=40, lengths=[31]),
+    "plain decoding": sizes(B=2, Tq=1, H=4, K=1, D=24, U=16, S=20, lengths=[20, 1]),
+    "frontier": sizes(B=2, Tq=4, Tk=40, H=4, K=2, D=20, U=12, S=33, lengths=[20, 33]),
+    "half precision": sizes(B=2, Tq=9, H=8, K=1, D=40, U=32, S=64, lengths=[64, 41])
+    | {"dtype": "bfloat16"},
+}
+
+
+@pytest.mark.parametrize("implementation", ["reference", "xla"])
+@pytest.mark.parametrize("shape", NARROW)
+def test_values_are_the_keys_first_columns(implementation, shape):
+    args, expected = make(12, **NARROW[shape])
+    out = run(pk.tree_attention, implementation, *args)
+    assert out.shape == (*args[0].shape[:3], NARROW[shape]["U"])
+    error = np.abs(np.asarray(out.astype(jnp.float32), np.float64) - expected).max()
+    assert error < TOLERANCE[args[0].dtype.name], error
+
+
+def test_kernel_refuses_values_of_another_width():
+    args, _ = make(13, B=1, Tq=2, H=2, K=1, D=32, U=16, S=8, lengths=[3])
+    with pytest.raises(NotImplementedError, match="values of width 16 beside keys of 32"):
+        pk.tree_attention(*args, implementation="interpret")
 
 
 @each_implementation

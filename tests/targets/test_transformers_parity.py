@@ -1,5 +1,6 @@
 """Random checkpoints written by transformers give the same numbers in jspec, layer by layer."""
 
+import itertools
 import json
 from dataclasses import dataclass, field
 
@@ -68,20 +69,73 @@ ROPES = {
     "yarn-attention-factor": _rope(**YARN, attention_factor=1.7),
     "yarn-betas": _rope(**YARN, beta_fast=4.0, beta_slow=0.5, truncate=False),
 }
-CASES = {
-    "llama": Case("Llama"),
-    "llama-tied": Case("Llama", {"tie_word_embeddings": True}),
-    "llama-biases": Case("Llama", {"attention_bias": True, "mlp_bias": True}),
-    "llama-head-dim": Case("Llama", {"head_dim": 16}),
-    "llama-multi-head": Case("Llama", {"num_key_value_heads": 4}),
-    "llama-sharded": Case("Llama", shard="20KB"),
-    "mistral": Case("Mistral", {"sliding_window": None}),
-    "mistral-head-dim": Case("Mistral", {"sliding_window": None, "head_dim": 8}),
-    "qwen2": Case("Qwen2"),
-    "qwen2-tied": Case("Qwen2", {"tie_word_embeddings": True}),
-    "qwen3": Case("Qwen3", {"head_dim": 16}),
-    "qwen3-biases": Case("Qwen3", {"head_dim": 16, "attention_bias": True}),
-} | {f"rope-{name}": Case("Llama", changes) for name, changes in ROPES.items()}
+# Biases and groups decide which experts are chosen; whole passes group by expert, single tokens
+# gather (3 of 8 experts, batch 2).
+EXPERTS = {
+    "moe_intermediate_size": 20,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.5,
+    "first_k_dense_replace": 1,
+}
+DEEPSEEK = EXPERTS | {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "num_mtp_layers": 0,
+    **_rope(rope_type="default"),
+}
+GLM = EXPERTS | {"n_group": 1, "topk_group": 1, "head_dim": 16, "num_mtp_layers": 0}
+
+
+def _deepseek(**changes):
+    return Case("DeepseekV3", DEEPSEEK | changes)
+
+
+def _yarn(mscale, mscale_all_dim):
+    return _rope(**YARN, mscale=mscale, mscale_all_dim=mscale_all_dim)
+
+
+EXPERT_CASES = {
+    "deepseek": _deepseek(),
+    "deepseek-direct-queries": _deepseek(q_lora_rank=None),
+    "deepseek-one-group": _deepseek(n_group=1, topk_group=1),
+    "deepseek-weights-as-scored": _deepseek(norm_topk_prob=False, n_shared_experts=2),
+    "deepseek-biases": _deepseek(attention_bias=True),
+    "deepseek-halves": _deepseek(rope_interleave=False),
+    "deepseek-wide-values": _deepseek(v_head_dim=28),
+    "deepseek-yarn": _deepseek(**_yarn(1.0, 1.0)),
+    "deepseek-yarn-mscale": _deepseek(**_yarn(1.4, 0.6), q_lora_rank=None),
+    "glm": Case("Glm4Moe", GLM | {"use_qk_norm": True, "attention_bias": True}),
+    "glm-rotated-quarter": Case(
+        "Glm4Moe", GLM | _rope(rope_type="default", partial_rotary_factor=0.25)
+    ),
+}
+FAMILIES = {"DeepseekV3": "deepseek_v3", "Glm4Moe": "glm4_moe"}
+CASES = (
+    EXPERT_CASES
+    | {
+        "llama": Case("Llama"),
+        "llama-tied": Case("Llama", {"tie_word_embeddings": True}),
+        "llama-biases": Case("Llama", {"attention_bias": True, "mlp_bias": True}),
+        "llama-head-dim": Case("Llama", {"head_dim": 16}),
+        "llama-multi-head": Case("Llama", {"num_key_value_heads": 4}),
+        "llama-sharded": Case("Llama", shard="20KB"),
+        "mistral": Case("Mistral", {"sliding_window": None}),
+        "mistral-head-dim": Case("Mistral", {"sliding_window": None, "head_dim": 8}),
+        "qwen2": Case("Qwen2"),
+        "qwen2-tied": Case("Qwen2", {"tie_word_embeddings": True}),
+        "qwen3": Case("Qwen3", {"head_dim": 16}),
+        "qwen3-biases": Case("Qwen3", {"head_dim": 16, "attention_bias": True}),
+    }
+    | {f"rope-{name}": Case("Llama", changes) for name, changes in ROPES.items()}
+)
 
 
 @dataclass(frozen=True)
@@ -144,7 +198,10 @@ def _random_model(case: Case):
             else:
                 # Sharp attention: scores of order 2 make a wrong rotation visible.
                 gain = 1.5 if "q_proj" in name or "k_proj" in name else 1.0
-                weight.copy_(gain * noise / weight.shape[1] ** 0.5)
+                weight.copy_(gain * noise / weight.shape[-1] ** 0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
     return model
 
 
@@ -183,7 +240,8 @@ def _edit_config(folder, tmp_path, edit):
 def test_every_layer(record, name):
     recorded = record(name)
     target = jspec.load_target(recorded.folder, dtype="float32")
-    assert target.config.family == CASES[name].family.lower()
+    family = CASES[name].family
+    assert target.config.family == FAMILIES.get(family, family.lower())
     assert target.eos_token_ids == {2}
     _assert_equal(target, recorded)
 
@@ -207,6 +265,21 @@ def test_older_rope_spelling(record, tmp_path, name, type_key):
     older = jspec.load_target(_edit_config(recorded.folder, tmp_path, respell), dtype="float32")
     assert older.config == jspec.load_target(recorded.folder, dtype="float32").config
     _assert_equal(older, recorded)
+
+
+def test_latent_cache_is_narrow(record):
+    """One row a token and layer: the latent and the shared rotated key, no values."""
+    target = jspec.load_target(record("deepseek").folder, dtype="float32")
+    cache = target.empty_cache(2, 16)
+    row = DEEPSEEK["kv_lora_rank"] + DEEPSEEK["qk_rope_head_dim"]
+    assert [leaf.shape for leaf in jax.tree.leaves(cache)] == [(2, 16, 1, row)] * LAYERS
+
+
+def test_routing_stays_float32(record):
+    target = jspec.load_target(record("deepseek").folder, dtype="bfloat16")
+    assert target.dtype == jnp.bfloat16
+    wide = [leaf.shape for leaf in jax.tree.leaves(target.params) if leaf.dtype == jnp.float32]
+    assert sorted(wide) == [(8,), (8,), (8, 48), (8, 48)]
 
 
 @pytest.mark.parametrize("name", [name for name in ROPES if name != "theta"])
@@ -262,7 +335,17 @@ def test_sliding_window_limits_context(tmp_path, family):
     assert error[window:].min() > 1e-3
 
 
-CACHED = ["llama", "llama-biases", "mistral", "qwen2", "qwen3", "rope-llama3", "rope-yarn-mscale"]
+CACHED = [
+    "llama",
+    "llama-biases",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "rope-llama3",
+    "rope-yarn-mscale",
+    "deepseek",
+    "glm",
+]
 
 
 def _garbage_cache(target, capacity):
@@ -341,8 +424,10 @@ def _branches(length):
     return depths, jnp.asarray(bits)[None]
 
 
-@pytest.mark.parametrize("length", [1, 4, 20])
-@pytest.mark.parametrize("name", ["llama", "qwen3", "rope-yarn-mscale"])
+@pytest.mark.parametrize(
+    ("name", "length"),
+    [*itertools.product(["llama", "qwen3", "rope-yarn-mscale"], [1, 4, 20]), ("deepseek", 4)],
+)
 def test_tree_equals_two_sequences(record, name, length):
     """Both branches in one pass (41 nodes take two mask words), each as if it were alone."""
     recorded = record(name)
