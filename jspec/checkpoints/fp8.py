@@ -37,26 +37,19 @@ def block_size(config: Mapping[str, Any]) -> tuple[int, int]:
     return block[0], block[1]
 
 
-def dequantise(
-    name: str, weight: np.ndarray, scale: np.ndarray, block: tuple[int, int]
-) -> np.ndarray:
+def grid(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, ...]:
+    """Shape of the scales of a weight."""
+    return tuple(-(-size // step) for size, step in zip(shape, block))
+
+
+def dequantise(weight: np.ndarray, scale: np.ndarray, block: tuple[int, int]) -> np.ndarray:
     """float32 values of a block-scaled weight.
 
     Args:
-        name: of the weight, for the error.
         weight: [O, I] float8.
-        scale: [ceil(O/block[0]), ceil(I/block[1])].
+        scale: of the shape that `grid` gives.
         block: rows and columns that share a scale.
-
-    Raises:
-        ValueError: scales that do not cover the weight exactly.
     """
-    needed = tuple(-(-size // step) for size, step in zip(weight.shape, block))
-    if weight.ndim != 2 or scale.shape != needed:
-        raise ValueError(
-            f"{scale_name(name)} has shape {scale.shape}; a weight of shape {weight.shape} in "
-            f"blocks of {block} has {needed} of them."
-        )
     rows, columns = weight.shape
     wide = np.repeat(np.repeat(scale.astype(np.float32), block[0], 0)[:rows], block[1], 1)
     return weight.astype(np.float32) * wide[:, :columns]

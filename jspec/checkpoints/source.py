@@ -150,11 +150,12 @@ class StrictReader:
             )
         self._unused.discard(name)
         weight, scales = self.checkpoint.read(name), fp8.scale_name(name)
-        if scales not in self.checkpoint.tensors:
+        scaled = self.checkpoint.config.get("quantization_config") and weight.dtype.itemsize == 1
+        if scales not in self.checkpoint.tensors and not scaled:
             return weight
-        self._unused.discard(scales)
         block = fp8.block_size(self.checkpoint.config)
-        return fp8.dequantise(name, weight, self.checkpoint.read(scales), block)
+        grid = fp8.grid(shape, block)
+        return fp8.dequantise(weight, self.take(scales, grid), block)
 
     def finish(self, ignore: Iterable[str] = ()) -> None:
         """Check that every tensor was taken.
