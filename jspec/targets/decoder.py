@@ -66,16 +66,17 @@ class Attention(nnx.Module):
         if prefix is None:
             mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
         else:
-            columns = (k, v)
+            all_k, all_v = k, v
             if prefix.grown is not None:
-                earlier = (prefix.grown.keys[layer], prefix.grown.values[layer])
-                columns = tuple(jnp.concatenate(pair, axis=1) for pair in zip(earlier, columns))
+                all_k = jnp.concatenate([prefix.grown.keys[layer], k], axis=1)
+                all_v = jnp.concatenate([prefix.grown.values[layer], v], axis=1)
             mixed = tree_attention(
                 q,
                 prefix.cache.keys[layer],
                 prefix.cache.values[layer],
                 prefix.lengths,
-                *columns,
+                all_k,
+                all_v,
                 ancestors,
                 implementation=implementation,
             )
