@@ -71,6 +71,21 @@ Examples:
   jspec bench --target ./model --num-steps 3 --topk 1 --simulate-accept-length 2.5
 """,
     ),
+    "export": Command(
+        options="Export",
+        module="jspec.commands.export",
+        summary="write a draft head in another format",
+        description="""\
+Write a draft head in another format.
+  Formats are safeailab, specforge and speculators for EAGLE heads, medusa and
+  vllm-medusa for Medusa heads. Tensors keep their bits; what a format cannot
+  say is refused.
+
+Examples:
+  jspec export ./head --target smollm2-135m --to speculators --out ./head-for-vllm
+  jspec export ./medusa --target ./model --to vllm-medusa --out ./medusa-for-vllm
+""",
+    ),
     "fetch": Command(
         options="Fetch",
         module="jspec.commands.fetch",

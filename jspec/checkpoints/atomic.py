@@ -24,12 +24,12 @@ def new_folder(path: str | Path) -> Iterator[Path]:
     work = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
         yield work
-        for file in (*work.rglob("*"), work):
-            _flush(file)
-        # mkdtemp hides its folder from others; a finished one has the usual permissions.
+        # Temporary files are hidden from others; finished ones have the usual permissions.
         umask = os.umask(0)
         os.umask(umask)
-        work.chmod(0o777 & ~umask)
+        for file in (*work.rglob("*"), work):
+            file.chmod((0o777 if file.is_dir() else 0o666) & ~umask)
+            _flush(file)
         os.rename(work, path)
         _flush(path.parent)
     except BaseException:

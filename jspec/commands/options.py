@@ -31,8 +31,9 @@ class ModelFlags:
     Attributes:
         target: the model that decides: an alias (smollm2-135m), a folder of safetensors, a GGUF
             file, or a hub id such as org/name.
-        drafter: what proposes tokens: ngram looks them up in the text so far, none is plain
-            decoding.
+        drafter: what proposes tokens: a folder, alias or hub id of a draft head (EAGLE-1, EAGLE-2,
+            EAGLE-3, Medusa; the format is recognised) or of a small model with the same
+            vocabulary; ngram looks tokens up in the text so far, none is plain decoding.
         dtype: of weights, activations and cache: float32 or bfloat16.
         simulate_accept_length: emit this many tokens a round on average, whatever the target says,
             to time the machinery; the output is marked and is not real text.
@@ -197,3 +198,22 @@ class Fetch:
     """
 
     alias: Annotated[Positional[str], arg(metavar="ALIAS")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """Options of `jspec export`.
+
+    Attributes:
+        drafter: the head: a folder, an alias or a hub id.
+        target: the model it drafts for; its config is read, not its weights.
+        to: the format to write.
+        out: a folder that does not exist yet.
+        embedding: store the target's embedding beside a head written as speculators.
+    """
+
+    drafter: Annotated[Positional[str], arg(metavar="DRAFTER")]
+    target: Annotated[str, arg(metavar="MODEL")]
+    to: Literal["safeailab", "specforge", "speculators", "medusa", "vllm-medusa"]
+    out: Annotated[Path, arg(metavar="FOLDER")]
+    embedding: Annotated[bool, _default("on")] = True

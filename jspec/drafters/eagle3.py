@@ -97,12 +97,10 @@ class Eagle3(nnx.Module):
         count = len(config.feature_layers)
         self.config = config
         self.embedding = nnx.Param(jnp.zeros((decoder.vocab_size, size), dtype))
-        self.input_norm = None
-        if config.norm_before_fc:
-            self.input_norm = RMSNorm(count * chunk, eps, dtype=dtype)
-        self.fc_norm = None
-        if config.fc_norm:
-            self.fc_norm = nnx.List([RMSNorm(chunk, eps, dtype=dtype) for _ in range(count)])
+        joined, each = config.norm_before_fc, config.fc_norm
+        self.input_norm = RMSNorm(count * chunk, eps, dtype=dtype) if joined else None
+        norms = [RMSNorm(chunk, eps, dtype=dtype) for _ in range(count)] if each else []
+        self.fc_norm = nnx.List(norms)
         self.fc = Linear(count * chunk, size, bias=False, dtype=dtype)
         self.first = FirstLayer(config, dtype=dtype)
         self.layers = nnx.List(
@@ -117,7 +115,7 @@ class Eagle3(nnx.Module):
 
     def fuse_features(self, features: tuple[Float[Array, "B R Et"], ...]) -> Float[Array, "B R E"]:
         """fc of the features, low to high, normed as the config says."""
-        if self.fc_norm is not None:
+        if self.config.fc_norm:
             features = tuple(norm(chunk) for norm, chunk in zip(self.fc_norm, features))
         joined = jnp.concatenate(features, axis=-1)
         return self.fc(joined if self.input_norm is None else self.input_norm(joined))

@@ -76,7 +76,12 @@ def read_head(checkpoint: Checkpoint, form: str, target: TargetConfig) -> Head:
 
 
 def write_head(
-    head: Head, path: str | Path, to: str, *, embedding: np.ndarray | None = None
+    head: Head,
+    path: str | Path,
+    to: str,
+    *,
+    embedding: np.ndarray | None = None,
+    verifier: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a head in a public format; the folder appears whole or not at all.
 
@@ -85,6 +90,7 @@ def write_head(
         path: a folder that does not exist yet.
         to: one of `WRITABLE`.
         embedding: the target's, written where the head has none of its own (speculators only).
+        verifier: the target's `name_or_path` and `architectures` (speculators only).
 
     Raises:
         ValueError: an unknown format, or a folder that exists.
@@ -102,7 +108,7 @@ def write_head(
             tensors["t2d"] = np.isin(np.arange(full), ids)
         if to == "speculators" and embedding is not None:
             tensors.setdefault("embed_tokens.weight", embedding)
-    config = published(head, to)
+    config = published(head, to, verifier)
     with new_folder(path) as folder:
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         named = {_public(name, to, head.method): _own(array) for name, array in tensors.items()}

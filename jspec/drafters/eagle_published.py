@@ -55,12 +55,13 @@ def refuse_what_cannot_be_said(head: Head, to: str) -> None:
             )
 
 
-def published(head: Head, to: str) -> dict[str, Any]:
+def published(head: Head, to: str, verifier: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """config.json of `head` in the format `to`; the very file it came with where that is the same.
 
     Args:
         head: a head that the format can say (`refuse_what_cannot_be_said`).
         to: `safeailab`, `specforge` or `speculators`.
+        verifier: `name_or_path` and `architectures` of the target, which speculators names.
     """
     if head.format == to and head.published:
         return dict(head.published)
@@ -82,10 +83,12 @@ def published(head: Head, to: str) -> dict[str, Any]:
             "use_aux_hidden_state": True,
         }
         return said | ({"fc_norm": True} if config.fc_norm else {})
-    return _speculators(head, config)
+    return _speculators(head, config, verifier)
 
 
-def _speculators(head: Head, config: Eagle3Config) -> dict[str, Any]:
+def _speculators(
+    head: Head, config: Eagle3Config, verifier: Mapping[str, Any] | None
+) -> dict[str, Any]:
     inner = _llama(head, ["LlamaForCausalLM"])
     kind = "qwen3" if config.decoder.qk_norm else "llama"
     other = config.target_hidden_size != config.decoder.hidden_size
@@ -115,10 +118,7 @@ def _speculators(head: Head, config: Eagle3Config) -> dict[str, Any]:
                     "accept_tolerance": 0.0,
                 }
             ],
-            "verifier": {
-                "name_or_path": head.published.get("jspec_target"),
-                "architectures": [],
-            },
+            "verifier": dict(verifier or {"name_or_path": None, "architectures": []}),
         },
         "transformer_layer_config": inner | {"model_type": kind},
     }
