@@ -1,0 +1,203 @@
+"""The one function that changes logits, for plain and speculative decoding alike.
+
+Order and definitions are transformers': bias and bans, repetition penalty, (presence and frequency
+penalty, which it lacks, as OpenAI and vLLM define them,) forced tokens, temperature, top-k, top-p,
+min-p. What no slot of a batch asks for is not part of the compiled program.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jspec.sampling.filters import keep_threshold
+from jspec.sampling.history import History
+from jspec.sampling.params import SamplingParams
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Shaping:
+    """What each slot asks of its logits beside the temperature; None where no slot asks.
+
+    Attributes:
+        top_k: [B] int32, 0 is off.
+        top_p: [B] float32, 1 is off.
+        min_p: [B] float32, 0 is off.
+        repetition: penalty, [B] float32, 1 is off.
+        presence, frequency: penalties, [B] float32, 0 is off.
+        bias: added to the logits, [B, V] float32, -inf for banned tokens.
+        forced_places: places of the output, [B, A] int32, padded with -1.
+        forced_tokens: what must stand there, [B, A] int32.
+    """
+
+    top_k: Int[Array, "B"] | None = None
+    top_p: Float[Array, "B"] | None = None
+    min_p: Float[Array, "B"] | None = None
+    repetition: Float[Array, "B"] | None = None
+    presence: Float[Array, "B"] | None = None
+    frequency: Float[Array, "B"] | None = None
+    bias: Float[Array, "B V"] | None = None
+    forced_places: Int[Array, "B A"] | None = None
+    forced_tokens: Int[Array, "B A"] | None = None
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether logits depend on the tokens before them."""
+        penalties = (self.repetition, self.presence, self.frequency)
+        return any(penalty is not None for penalty in penalties)
+
+    @classmethod
+    def of(cls, asked: Sequence[SamplingParams], slots: int, vocabulary: int) -> "Shaping":
+        """Of the first slots' parameters; the other slots ask nothing.
+
+        Raises:
+            ValueError: a token outside the vocabulary.
+        """
+
+        def column(name: str, off: int | float, most: int | float = np.inf) -> Array | None:
+            values = [min(getattr(params, name), most) for params in asked]
+            if all(value == off for value in values):
+                return None
+            dtype = np.int32 if isinstance(off, int) else np.float32
+            return jnp.asarray(np.asarray(values + [off] * (slots - len(values)), dtype))
+
+        for params in asked:
+            outside = [token for token in params.token_ids if not 0 <= token < vocabulary]
+            if outside:
+                raise ValueError(
+                    f"token {outside[0]} of logit_bias, banned_token_ids or forced_token_ids is "
+                    f"outside the vocabulary; expected 0 to {vocabulary - 1}."
+                )
+        places, tokens = _forced(asked, slots)
+        return cls(
+            top_k=column("top_k", 0, most=vocabulary),
+            top_p=column("top_p", 1.0),
+            min_p=column("min_p", 0.0),
+            repetition=column("repetition_penalty", 1.0),
+            presence=column("presence_penalty", 0.0),
+            frequency=column("frequency_penalty", 0.0),
+            bias=_bias(asked, slots, vocabulary),
+            forced_places=places,
+            forced_tokens=tokens,
+        )
+
+
+def process_logits(
+    logits: Float[Array, "B T V"],
+    shaping: Shaping,
+    temperature: Float[Array, "B"],
+    places: Int[Array, "B T"],
+    history: History | None,
+    branch: Int[Array, "B T A"] | None,
+    *,
+    sampled: bool,
+) -> Float[Array, "B T V"]:
+    """Logits as they are drawn from; -inf for what cannot be drawn.
+
+    Args:
+        logits: float32, of the target; of node t, over the token that follows it.
+        shaping: what the slots ask.
+        temperature: 0 for greedy slots, whose logits are not scaled or filtered.
+        places: in the output, of the tokens to come, 0 for the first.
+        history: prompt and committed output; None where nothing looks back.
+        branch: uncommitted tokens before each place, padded with -1; None where there are none.
+        sampled: whether any slot samples. If so, rows are shifted so that their largest is 0.
+    """
+    shaped = logits
+    if shaping.looks_back or shaping.bias is not None:
+        shaped = _penalise(logits, shaping, history, branch)
+    if shaping.forced_places is not None and shaping.forced_tokens is not None:
+        here = shaping.forced_places[:, None, :] == places[:, :, None]
+        token = jnp.where(here, shaping.forced_tokens[:, None, :], -1).max(axis=-1)[:, :, None]
+        ids = jnp.arange(logits.shape[-1], dtype=jnp.int32)[None, None, :]
+        shaped = jnp.where(token < 0, shaped, jnp.where(ids == token, 0.0, -jnp.inf))
+    if not sampled:
+        return shaped
+    draws = temperature > 0
+    largest = jnp.max(shaped, axis=-1, keepdims=True)
+    # Shifted first and divided then: nothing overflows, however cold. A smaller divisor than a
+    # normal float would be read as zero.
+    scale = jnp.where(draws, jnp.maximum(temperature, jnp.finfo(jnp.float32).tiny), 1.0)
+    possible = jnp.isfinite(largest)
+    scaled = jnp.where(possible, (shaped - largest) / scale[:, None, None], -jnp.inf)
+    if shaping.top_k is None and shaping.top_p is None and shaping.min_p is None:
+        return scaled
+    threshold = keep_threshold(scaled, shaping.top_k, shaping.top_p, shaping.min_p)
+    return jnp.where((scaled >= threshold) | ~draws[:, None, None], scaled, -jnp.inf)
+
+
+def _penalise(
+    logits: Float[Array, "B T V"],
+    shaping: Shaping,
+    history: History | None,
+    branch: Int[Array, "B T A"] | None,
+) -> Float[Array, "B T V"]:
+    """Bias and penalties: for the whole row by what is committed, then anew for branch tokens."""
+    bias = None if shaping.bias is None else shaping.bias[:, None, :]
+    if history is None or not shaping.looks_back:
+        return logits if bias is None else logits + bias
+    prompt, output = history.prompt[:, None, :], history.output[:, None, :]
+    shaped = _penalised(logits, bias, prompt, output, shaping)
+    if branch is None:
+        return shaped
+    rows = jnp.arange(logits.shape[0])[:, None, None]
+    nodes = jnp.arange(logits.shape[1])[None, :, None]
+    at = jnp.maximum(branch, 0)
+    twice = (branch[..., :, None] == branch[..., None, :]).sum(axis=-1).astype(jnp.int32)
+    anew = _penalised(
+        logits[rows, nodes, at],
+        None if shaping.bias is None else shaping.bias[rows, at],
+        history.prompt[rows, at],
+        history.output[rows, at] + twice,
+        shaping,
+    )
+    # Padding lands outside and is dropped; a token met twice writes the same value twice.
+    outside = jnp.where(branch >= 0, branch, logits.shape[-1])
+    return shaped.at[rows, nodes, outside].set(anew, mode="drop")
+
+
+def _penalised(logits, bias, prompt, output, shaping: Shaping):
+    """The definition, element by element; all arguments [B, T, *] or of size 1 along T."""
+
+    def per_slot(value):
+        return value[:, None, None]
+
+    if bias is not None:
+        logits = logits + bias
+    if shaping.repetition is not None:
+        penalty = per_slot(shaping.repetition)
+        penalised = jnp.where(logits < 0, logits * penalty, logits / penalty)
+        logits = jnp.where(prompt | (output > 0), penalised, logits)
+    if shaping.frequency is not None:
+        logits = logits - per_slot(shaping.frequency) * output.astype(jnp.float32)
+    if shaping.presence is not None:
+        logits = logits - per_slot(shaping.presence) * (output > 0).astype(jnp.float32)
+    return logits
+
+
+def _bias(asked: Sequence[SamplingParams], slots: int, vocabulary: int) -> Array | None:
+    if not any(params.logit_bias or params.banned_token_ids for params in asked):
+        return None
+    bias = np.zeros((slots, vocabulary), np.float32)
+    for row, params in zip(bias, asked):
+        for token, value in params.logit_bias.items():
+            row[token] = value
+        row[list(params.banned_token_ids)] = -np.inf
+    return jnp.asarray(bias)
+
+
+def _forced(asked: Sequence[SamplingParams], slots: int) -> tuple[Array | None, Array | None]:
+    widest = max(len(params.forced_token_ids) for params in asked)
+    if not widest:
+        return None, None
+    # Widths are rounded up, so that few programs serve many requests.
+    width = 4 * -(-widest // 4)
+    places, tokens = np.full((2, slots, width), -1, np.int32)
+    for row, params in enumerate(asked):
+        for column, (place, token) in enumerate(params.forced_token_ids.items()):
+            places[row, column], tokens[row, column] = place, token
+    return jnp.asarray(places), jnp.asarray(tokens)

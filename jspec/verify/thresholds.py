@@ -1,0 +1,82 @@
+"""SGLang's target sampling with two thresholds that accept more. Lossy below 1."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jspec.drafters.base import Proposal
+from jspec.sampling import NO_TOKEN, probabilities, verdict_uniforms
+from jspec.verify.rule import Rule, Slots
+from pallas_kernels import Walk, sampling_walk
+
+
+@dataclass(frozen=True)
+class Thresholds(Rule):
+    """Test children in order with one uniform u at their parent, whose distribution is p.
+
+    A child c is accepted if u < (sum of p over it and its elder siblings) / acc, or if
+    p(c) ≥ single. Where none is, the next token is drawn from p without the children.
+
+    With both at 1 this is target sampling, tested child by child. Lower ones are lossy: acc
+    multiplies every child's share by 1/acc until they hold everything, single turns p(c) ≥ single
+    into certainty. After one node with children c of mass m = Σ p(c), the emitted token's total
+    variation from p is min(m/acc, 1) - m for single = 1; a child with p(c) ≥ single that is
+    certain alone moves 1 - p(c).
+
+    Source: SGLang's `tree_speculative_sampling_target_only` with
+    `speculative_accept_threshold_single` and `_acc`.
+
+    Attributes:
+        single: accept any child at least this probable.
+        acc: divides the running sum.
+    """
+
+    single: float = 1.0
+    acc: float = 1.0
+    name: ClassVar[str] = "thresholds"
+    lossless: ClassVar[bool] = False
+
+    def __post_init__(self):
+        for field in ("single", "acc"):
+            if not 0.0 <= getattr(self, field) <= 1.0:
+                raise ValueError(
+                    f"threshold {field}={getattr(self, field)}; expected a number from 0 to 1."
+                )
+
+    def judge(
+        self, logits: Float[Array, "B T V"], slots: Slots, depth: Int[Array, "B T"]
+    ) -> Float[Array, "B T V"]:
+        """The target's probabilities after every node."""
+        return probabilities(logits, slots.temperature)
+
+    def walk(
+        self,
+        judged: Float[Array, "B T V"],
+        proposal: Proposal,
+        slots: Slots,
+        *,
+        max_path: int,
+        implementation: str | None = None,
+    ) -> Walk:
+        tree = proposal.tree
+        nodes = tree.num_nodes
+        coins = verdict_uniforms(slots.keys, slots.lengths, nodes + 1)
+        walk = sampling_walk(
+            tree.token,
+            (tree.parent, tree.links.first_child, tree.links.next_sibling),
+            judged,
+            coins[:, :nodes],
+            coins[:, nodes],
+            max_path=max_path,
+            threshold_single=self.single,
+            threshold_acc=self.acc,
+            implementation=implementation,
+        )
+        rows = jnp.arange(tree.token.shape[0])
+        last = judged[rows, walk.path[:, -1]]
+        # Where rounding left nothing to draw from, the walk names an impossible token.
+        bonus = jnp.where(last[rows, walk.bonus] > 0, walk.bonus, jnp.argmax(last, axis=1))
+        possible = last.max(axis=1) > 0
+        return walk._replace(bonus=jnp.where(possible, bonus, NO_TOKEN).astype(jnp.int32))
