@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from jspec.drafters import Proposal
 from jspec.engine import Engine
 from jspec.engine.state import DecodeState
 from jspec.engine.step import Round, lone_root
@@ -36,10 +37,12 @@ class GivenDraft(Round):
     given: Tree
     use: Array
 
-    def draft(self, params, state: DecodeState) -> tuple[Tree, object]:
-        own, drafter = super().draft(params, state)
-        tree = jax.tree.map(lambda given, drawn: jnp.where(self.use, given, drawn), self.given, own)
-        return tree, drafter
+    def draft(self, params, state: DecodeState, *, sampled: bool = False) -> Proposal:
+        own = super().draft(params, state, sampled=sampled)
+        tree = jax.tree.map(
+            lambda given, drawn: jnp.where(self.use, given, drawn), self.given, own.tree
+        )
+        return dataclasses.replace(own, tree=tree)
 
 
 class StageTimer:
@@ -71,17 +74,17 @@ class StageTimer:
         drafter = engine.drafter
 
         def draft(state, params):
-            tree, drafted = round_.draft(params[1], state)
-            return tree, dataclasses.replace(state, drafter=drafted)
+            proposal = round_.draft(params[1], state, sampled=sampled)
+            return proposal, dataclasses.replace(state, drafter=proposal.state)
 
         def verify(state, params, tree):
             return round_.verify(params[0], state, tree, sampled=sampled)
 
-        def accept(state, params, tree, predict):
-            return round_.accept(state, tree, predict)
+        def accept(state, params, proposal, verdict):
+            return round_.accept(state, proposal, verdict, sampled=sampled)
 
-        def commit(state, params, tree, predict, passed, walk):
-            moved, rows, correct = round_.commit(state, tree, predict, passed, walk)
+        def commit(state, params, tree, verdict, passed, walk):
+            moved, rows, correct = round_.commit(state, tree, verdict, passed, walk)
             return (rows, correct), moved
 
         def extend(state, params, rows, correct):
@@ -122,10 +125,10 @@ class StageTimer:
 
     def _once(self, width: int) -> None:
         tree = stand_in(self.state, self.engine.round, width)
-        self._changing("draft", width)
-        predict, passed = self._reading("verify", width, tree)
-        walk = self._reading("accept", width, tree, predict)
-        rows, correct = self._changing("commit", width, tree, predict, passed, walk)
+        proposal = dataclasses.replace(self._changing("draft", width), tree=tree, state=None)
+        verdict, passed = self._reading("verify", width, tree)
+        walk = self._reading("accept", width, proposal, verdict)
+        rows, correct = self._changing("commit", width, tree, verdict, passed, walk)
         del passed
         self._changing("extend", width, rows, correct)
         self._changing("round", width, tree, jnp.array(True))

@@ -10,10 +10,17 @@ import numpy as np
 
 from jspec.engine.output import Output, Update
 from jspec.engine.prefill import MAX_CHUNK, capacity_bucket, chunk_plan
-from jspec.engine.state import FINISH_REASONS, RUNNING, STOPPED, DecodeState, Requests
+from jspec.engine.state import (
+    FAILED,
+    FINISH_REASONS,
+    RUNNING,
+    STOPPED,
+    DecodeState,
+    Requests,
+)
 from jspec.engine.stats import read_stats
 from jspec.engine.text import TextBuilder
-from jspec.sampling import SamplingParams
+from jspec.sampling import SamplingParams, Shaping
 from jspec.trees.view import RoundView, view_round
 
 if TYPE_CHECKING:
@@ -85,18 +92,29 @@ class Batch:
         return Update(pieces=pieces, token_ids=new, round=self._view(slot), output=output)
 
     def output(self, slot: int) -> Output:
-        """The finished text of a slot."""
+        """The finished text of a slot.
+
+        Raises:
+            ValueError: at some place no token was possible.
+        """
         record, engine = self.slots[slot], self.engine
         known = int(self._lengths[slot]) + 1
+        if self._reason[slot] == FAILED:
+            raise ValueError(
+                f"request {slot} of the batch: no token is possible at place "
+                f"{known - len(record.prompt)} of the output: logit_bias and banned_token_ids "
+                "leave none, or the target's logits are not finite."
+            )
         generated = self._tokens[slot, len(record.prompt) : known].tolist()
         count = len(generated) if record.ended is None else record.ended
         simulated = engine.round.simulate_accept_length is not None
+        rule = engine.round.rule_for(record.sampling.temperature > 0).name
         stats = read_stats(
             self._log,
             slot,
             num_steps=engine.round.path_width - 1,
             drafter="none" if engine.drafter is None else engine.drafter.name,
-            rule="simulated" if simulated else "target-sampling",
+            rule="simulated" if simulated else rule,
             max_tokens=count,
         )
         return Output(
@@ -106,7 +124,19 @@ class Batch:
             finish_reason=FINISH_REASONS[int(self._reason[slot])],
             stats=stats,
             simulated=simulated,
+            **self._logprobs_of(record, slot, count),
         )
+
+    def _logprobs_of(self, record: Slot, slot: int, count: int) -> dict[str, list]:
+        log, wanted = self.state.logprobs, record.sampling.logprobs
+        if log is None or wanted is None:
+            return {}
+        text = slice(len(record.prompt), len(record.prompt) + count)
+        chosen, ids, top = jax.device_get(
+            (log.chosen[slot, text], log.top_ids[slot, text], log.top[slot, text])
+        )
+        tops = [dict(zip(i[:wanted].tolist(), t[:wanted].tolist())) for i, t in zip(ids, top)]
+        return {"logprobs": chosen.tolist(), "top_logprobs": tops}
 
     def _slot(self, ids: list[int], asked: SamplingParams, incremental: bool) -> Slot:
         target = self.engine.target
@@ -132,7 +162,10 @@ class Batch:
         engine = self.engine
         longest = max(len(slot.prompt) for slot in self.slots)
         state = engine.run_start(
-            *self._requests(slots), capacity=self._capacity(), max_rounds=self.max_rounds
+            *self._requests(slots),
+            capacity=self._capacity(),
+            max_rounds=self.max_rounds,
+            logprobs=self._logprobs(),
         )
         for index, (offset, width) in enumerate(chunk_plan(longest)):
             state = engine.run_prefill(
@@ -144,6 +177,11 @@ class Batch:
                 sampled=self.sampled,
             )
         return state
+
+    def _logprobs(self) -> int | None:
+        """The most likeliest tokens that any request wants scored; None where none wants any."""
+        wanted = [slot.sampling.logprobs for slot in self.slots]
+        return max((count for count in wanted if count is not None), default=None)
 
     def _capacity(self) -> int:
         return capacity_bucket(max(slot.limit for slot in self.slots))
@@ -170,7 +208,10 @@ class Batch:
             seed = secrets.randbits(63) if seed is None else seed
             keys[index] = seed >> 32, seed & 0xFFFFFFFF
         asked = (prompt_lengths, limits, stop_ids, temperature, keys)
-        return Requests(*map(jnp.asarray, asked)), jnp.asarray(prompts)
+        shaping = Shaping.of(
+            [slot.sampling for slot in self.slots], slots, self.engine.target.config.vocab_size
+        )
+        return Requests(*map(jnp.asarray, asked), shaping), jnp.asarray(prompts)
 
     def _read(self) -> None:
         """Bring the round's results to the host and carry the texts forward."""
@@ -185,6 +226,8 @@ class Batch:
         for index, slot in enumerate(self.slots):
             known = int(self._lengths[index]) + 1
             generated = self._tokens[index, len(slot.prompt) : known].tolist()
+            if self._reason[index] == FAILED:
+                generated = generated[: slot.taken]
             self._new.append(generated[slot.taken :])
             self._pieces.append(self._texts(index, slot, generated))
             if slot.ended is not None and self._reason[index] == RUNNING:

@@ -15,6 +15,7 @@ from jspec.engine.step import Round
 from jspec.sampling import SamplingParams
 from jspec.targets import Target
 from jspec.trees import TreeSpec
+from jspec.verify import Rule, choose_rule
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 """Text, token ids, or chat messages (`role` and `content`)."""
@@ -27,7 +28,7 @@ class Engine:
     """Speculative generation with one target, one drafter and one tree shape.
 
     The output is the target's own: greedy tokens equal plain greedy decoding, sampled ones follow
-    its distribution, whatever the drafter proposes.
+    its distribution, whatever the drafter proposes (unless a lossy rule is asked for by name).
     """
 
     def __init__(
@@ -38,6 +39,8 @@ class Engine:
         tree: TreeSpec | None = None,
         batch_size: int = 8,
         implementation: str | None = None,
+        verification: str | Rule | None = None,
+        draft_temperature: float | None = None,
         simulate_accept_length: float | None = None,
     ):
         """Check that the parts fit; nothing is compiled before the first prompt.
@@ -49,6 +52,12 @@ class Engine:
                 its depth has no limit).
             batch_size: prompts generated side by side; more wait for the next batch.
             implementation: of the kernels: None picks by platform, see `pallas_kernels`.
+            verification: how a sampled request's draft is checked: a name in `jspec.verify.RULES`
+                or a rule of one's own settings. Default `rejection` with a draft_temperature, else
+                `target-sampling`.
+            draft_temperature: the drafter draws its children at this temperature, in requests that
+                sample. Default each request's own for rules that need drawn children, and no
+                drawing, only the likeliest children, for the others.
             simulate_accept_length: emit this many tokens a round on average, whatever the target
                 says, to time the machinery. The output is marked and is not real text.
 
@@ -69,12 +78,22 @@ class Engine:
         self.drafter = drafter
         self.tree = tree
         self.batch_size = batch_size
-        self.round = Round(target, drafter, tree, implementation, simulate_accept_length)
+        rule = choose_rule(verification, draft_temperature, drafter, tree)
+        self.round = Round(
+            target,
+            drafter,
+            tree,
+            implementation,
+            simulate_accept_length,
+            rule,
+            draft_temperature,
+        )
         self.params = (target.params, () if drafter is None else drafter.params)
         self.traces: Counter[str] = Counter()
         """How often each stage was traced: once a shape bucket, or something recompiles."""
         self.run_start = jax.jit(
-            partial(empty_state, self.round), static_argnames=("capacity", "max_rounds")
+            partial(empty_state, self.round),
+            static_argnames=("capacity", "max_rounds", "logprobs"),
         )
         self.run_prefill = jax.jit(
             self._trace_prefill,
@@ -102,7 +121,9 @@ class Engine:
 
         Raises:
             ValueError: an empty prompt, ids outside the vocabulary, a prompt as long as the
-                context, or a different number of sampling parameters; nothing was generated.
+                context, a different number of sampling parameters, or one that names a token
+                outside the vocabulary: nothing was generated. Or a request for which, at some
+                place, no token was possible.
         """
         ids = [self.encode(prompt) for prompt in _as_list(prompts)]
         asked = self._sampling(sampling, len(ids))

@@ -19,6 +19,10 @@ class Output:
         finish_reason: `stop` (an end token or a stop string) or `length` (max_new_tokens, or the
             model's context is full).
         stats: of the rounds that made it.
+        logprobs: log-probability of every generated token under the target's unchanged logits;
+            None unless asked for.
+        top_logprobs: in each token's place, the likeliest tokens and theirs, likeliest first;
+            None unless asked for.
         simulated: acceptance was simulated for timing; the text is not the target's.
     """
 
@@ -27,6 +31,8 @@ class Output:
     text: str | None
     finish_reason: str
     stats: Stats
+    logprobs: list[float] | None = None
+    top_logprobs: list[dict[int, float]] | None = None
     simulated: bool = False
 
 

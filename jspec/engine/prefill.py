@@ -10,7 +10,7 @@ from jspec.drafters.base import Rows
 from jspec.engine.finish import cut_run
 from jspec.engine.state import RUNNING, STOPPED, DecodeState, LastRound, Requests, RoundLog
 from jspec.engine.step import Round, append_tokens
-from jspec.sampling import choose_tokens
+from jspec.sampling import History, LogprobLog, choose_tokens, process_logits
 from jspec.targets import Prefix
 from jspec.targets.masks import causal_bits
 from jspec.trees import build
@@ -44,7 +44,13 @@ def _next_power(size: int) -> int:
 
 
 def empty_state(
-    round_: Round, requests: Requests, tokens: Int[Array, "B C"], *, capacity: int, max_rounds: int
+    round_: Round,
+    requests: Requests,
+    tokens: Int[Array, "B C"],
+    *,
+    capacity: int,
+    max_rounds: int,
+    logprobs: int | None = None,
 ) -> DecodeState:
     """Empty slots with their prompts waiting in `tokens`; a slot without a prompt is finished.
 
@@ -54,6 +60,7 @@ def empty_state(
         tokens: prompts, padded to capacity + MAX_CHUNK + 1, so that no slice is ever clamped.
         capacity: S, tokens a slot's cache holds.
         max_rounds: R, rounds the log has room for.
+        logprobs: report those of emitted tokens and of this many likeliest ones.
     """
     slots = tokens.shape[0]
     empty = jnp.zeros((slots, round_.num_nodes), jnp.int32)
@@ -72,6 +79,12 @@ def empty_state(
             jnp.zeros((slots, round_.path_width), jnp.int32),
             jnp.zeros((slots,), jnp.int32),
         ),
+        history=(
+            History.of_prompts(tokens, requests.prompt_lengths, round_.target.config.vocab_size)
+            if requests.shaping.looks_back
+            else None
+        ),
+        logprobs=(None if logprobs is None else LogprobLog.empty(slots, tokens.shape[1], logprobs)),
     )
 
 
@@ -121,10 +134,26 @@ def prefill_chunk(
     hidden = jnp.take_along_axis(passed.hidden, last[:, :, None], axis=1)
     logits = round_.target.logits(target_params, hidden)
     lengths = state.lengths + count
-    root = choose_tokens(
-        logits, requests.temperature, requests.keys, lengths[:, None], sampled=sampled
+    processed = process_logits(
+        logits,
+        requests.shaping,
+        requests.temperature,
+        jnp.zeros((batch, 1), jnp.int32),
+        state.history,
+        None,
+        sampled=sampled,
     )
-    known = append_tokens(state.tokens, lengths, root, ends.astype(jnp.int32))
+    root = choose_tokens(
+        processed,
+        requests.temperature,
+        requests.keys,
+        lengths[:, None],
+        sampled=sampled and round_.rule.draws,
+    )
+    logprobs = state.logprobs
+    if logprobs is not None:
+        logprobs = logprobs.add(logits, root, lengths, ends.astype(jnp.int32))
+    known = append_tokens(state.tokens, lengths, jnp.maximum(root, 0), ends.astype(jnp.int32))
     # The token after the last prompt token fills one place, and may be the end already.
     _, reason = cut_run(
         root, jnp.ones_like(lengths), requests.stop_ids, requests.limits - requests.prompt_lengths
@@ -148,4 +177,5 @@ def prefill_chunk(
         cache=cache,
         drafter=drafter,
         reason=jnp.where(ends & (state.reason == RUNNING), reason, state.reason),
+        logprobs=logprobs,
     )

@@ -1,17 +1,18 @@
 """Everything a generation carries from round to round, on the device."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
+from jspec.sampling import History, LogprobLog, Shaping
 from jspec.targets import KVCache
 from jspec.trees.tree import AnyArray, Tree
 
-RUNNING, STOPPED, LENGTH = 0, 1, 2
-"""Why a slot is done: still running, a stop token, a limit."""
+RUNNING, STOPPED, LENGTH, FAILED = 0, 1, 2, 3
+"""Why a slot is done: still running, a stop token, a limit, no token was possible."""
 
 FINISH_REASONS = {STOPPED: "stop", LENGTH: "length"}
 
@@ -27,6 +28,7 @@ class Requests:
         stop_ids: tokens that end the text, padded with -1, [B, K] int32.
         temperature: [B] float32.
         keys: raw key data of the target's noise, [B, 2].
+        shaping: what changes the logits beside the temperature.
     """
 
     prompt_lengths: Int[Array, "B"]
@@ -34,6 +36,7 @@ class Requests:
     stop_ids: Int[Array, "B K"]
     temperature: Float[Array, "B"]
     keys: UInt32[Array, "B 2"]
+    shaping: Shaping = field(default_factory=Shaping)
 
 
 @jax.tree_util.register_dataclass
@@ -102,10 +105,12 @@ class DecodeState:
         lengths: committed tokens, [B] int32; the root stands at this index, not yet committed.
         cache: the target's keys and values of the committed tokens.
         drafter: the drafter's own state.
-        reason: RUNNING, STOPPED or LENGTH, [B] int32.
+        reason: RUNNING, STOPPED, LENGTH or FAILED, [B] int32.
         requests: what was asked.
         log: what each round did.
         last: the last round.
+        history: of committed tokens, where penalties look back; else None.
+        logprobs: of emitted tokens, where a request wants them; else None.
     """
 
     tokens: Int[Array, "B C"]
@@ -116,6 +121,8 @@ class DecodeState:
     requests: Requests
     log: RoundLog
     last: LastRound
+    history: History | None = None
+    logprobs: LogprobLog | None = None
 
     @property
     def active(self) -> Bool[Array, "B"]:

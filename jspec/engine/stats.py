@@ -20,7 +20,8 @@ class Stats:
         drafts: nodes proposed in each round.
         num_steps: deepest level a draft may have, 0 for plain decoding.
         drafter: its name, `none` for plain decoding.
-        rule: verification rule: `target-sampling`, exact at every temperature, or `simulated`.
+        rule: verification rule, by its name in `jspec.verify.RULES`; `target-sampling` for plain
+            decoding and for greedy requests; or `simulated`.
     """
 
     accept_lengths: list[int]

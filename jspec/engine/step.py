@@ -1,19 +1,35 @@
 """One round: draft, verify, accept, commit, extend. A pure function of parameters and state."""
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jspec.drafters.base import DraftContext, Drafter, Rows
+from jspec.drafters.base import DraftContext, Drafter, Proposal, Rows
 from jspec.engine.finish import cut_run
 from jspec.engine.state import DecodeState, LastRound
-from jspec.sampling import choose_tokens, draft_keys
+from jspec.sampling import branch_tokens, draft_keys, process_logits
 from jspec.targets import Pass, Prefix, Target
 from jspec.trees import Tree, TreeSpec, build
-from pallas_kernels import Walk, greedy_walk
+from jspec.verify import Greedy, Rule, Slots, TargetSampling
+from pallas_kernels import Walk
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Verdict:
+    """What the target says after every node; zeros past the nodes of a narrow pass.
+
+    Attributes:
+        judged: what the rule made of the processed logits.
+        logits: as the target gave them, [B, T, V], where a request wants log-probabilities.
+    """
+
+    judged: Any
+    logits: Float[Array, "B T V"] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +41,9 @@ class Round:
         drafter: what proposes; None for plain decoding.
         tree: shape of the draft; None for plain decoding.
         implementation: of the kernels; see `pallas_kernels`.
+        rule: of verification, where a slot samples.
+        draft_temperature: children are drawn at it in slots that sample; None takes each slot's
+            own where the rule reads what children were drawn from, and draws nothing elsewhere.
         simulate_accept_length: emit this many tokens a round on average whatever the target says
             (for timing the machinery; the text is not real). None is the real thing.
     """
@@ -34,6 +53,8 @@ class Round:
     tree: TreeSpec | None
     implementation: str | None = None
     simulate_accept_length: float | None = None
+    rule: Rule = field(default_factory=TargetSampling)
+    draft_temperature: float | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -59,40 +80,42 @@ class Round:
         Args:
             params: of the target and of the drafter.
             state: before the round.
-            sampled: whether any slot samples (see `choose_tokens`).
+            sampled: whether any slot samples; a greedy batch compiles without the draws.
         """
         target_params, drafter_params = params
         with jax.named_scope("draft"):
-            tree, drafter_state = self.draft(drafter_params, state)
+            proposal = self.draft(drafter_params, state, sampled=sampled)
         with jax.named_scope("verify"):
-            predict, passed = self.verify(target_params, state, tree, sampled=sampled)
+            verdict, passed = self.verify(target_params, state, proposal.tree, sampled=sampled)
         with jax.named_scope("accept"):
-            walk = self.accept(state, tree, predict)
+            walk = self.accept(state, proposal, verdict, sampled=sampled)
         with jax.named_scope("commit"):
-            moved, rows, correct = self.commit(state, tree, predict, passed, walk)
+            moved, rows, correct = self.commit(state, proposal.tree, verdict, passed, walk)
         with jax.named_scope("extend"):
+            drafter_state = proposal.state
             if self.drafter is not None:
                 drafter_state = self.drafter.extend(drafter_params, drafter_state, rows, correct)
         return dataclasses.replace(moved, drafter=drafter_state)
 
-    def draft(self, params, state: DecodeState) -> tuple[Tree, object]:
+    def draft(self, params, state: DecodeState, *, sampled: bool = False) -> Proposal:
         """The tree to verify; a lone root where there is no drafter."""
         if self.drafter is None or self.tree is None:
-            return lone_root(state.root), state.drafter
+            return Proposal(lone_root(state.root), state.drafter)
         context = DraftContext(
             state.tokens,
             state.lengths,
             state.root,
             state.active,
             draft_keys(state.requests.keys),
+            self._draft_temperature(state) if sampled else None,
         )
-        proposal = self.drafter.propose(params, state.drafter, context, self.tree)
-        return proposal.tree, proposal.state
+        return self.drafter.propose(params, state.drafter, context, self.tree)
 
     def verify(
         self, params, state: DecodeState, tree: Tree, *, sampled: bool = False
-    ) -> tuple[Int[Array, "B T"], Pass]:
-        """The target's token after every node, and the pass that gave it."""
+    ) -> tuple[Verdict, Pass]:
+        """What the target says after every node, and the pass that told."""
+        requests = state.requests
 
         def at(width: int):
             def run():
@@ -107,15 +130,21 @@ class Round:
                     feature_layers=() if self.drafter is None else self.drafter.feature_layers,
                     implementation=self.implementation,
                 )
-                predict = choose_tokens(
-                    self.target.logits(params, passed.hidden),
-                    state.requests.temperature,
-                    state.requests.keys,
-                    positions + 1,
+                logits = self.target.logits(params, passed.hidden)
+                looks_back = requests.shaping.looks_back
+                processed = process_logits(
+                    logits,
+                    requests.shaping,
+                    requests.temperature,
+                    positions + 1 - requests.prompt_lengths[:, None],
+                    state.history,
+                    branch_tokens(head, self.path_width - 1) if looks_back else None,
                     sampled=sampled,
                 )
+                judged = self.rule_for(sampled).judge(processed, slots_of(state), head.depth)
+                verdict = Verdict(judged, None if state.logprobs is None else logits)
                 return jax.tree.map(
-                    lambda leaf: _pad_nodes(leaf, tree.num_nodes), (predict, passed)
+                    lambda leaf: _pad_nodes(leaf, tree.num_nodes), (verdict, passed)
                 )
 
             return run
@@ -125,29 +154,37 @@ class Round:
         needed = jnp.max(jnp.where(state.active, tree.width_used, 1))
         return jax.lax.cond(needed > 1, at(self.widths[1]), at(self.widths[0]))
 
-    def accept(self, state: DecodeState, tree: Tree, predict: Int[Array, "B T"]) -> Walk:
-        """The path on which every drafted token is the target's own."""
-        if self.simulate_accept_length is not None:
-            return self._simulated_walk(state, predict)
-        return greedy_walk(
-            tree.token,
-            (tree.parent, tree.links.first_child, tree.links.next_sibling),
-            predict,
+    def accept(
+        self, state: DecodeState, proposal: Proposal, verdict: Verdict, *, sampled: bool = False
+    ) -> Walk:
+        """The path that the rule accepts, and the token after it."""
+        walk = self.rule_for(sampled).walk(
+            verdict.judged,
+            proposal,
+            slots_of(state),
             max_path=self.path_width,
             implementation=self.implementation,
         )
+        return walk if self.simulate_accept_length is None else self._simulated(state, walk)
+
+    def rule_for(self, sampled: bool) -> Rule:
+        """Every rule is greedy verification where nothing is drawn."""
+        return self.rule if sampled else Greedy()
 
     def commit(
         self,
         state: DecodeState,
         tree: Tree,
-        predict: Int[Array, "B T"],
+        verdict: Verdict,
         passed: Pass,
         walk: Walk,
     ) -> tuple[DecodeState, Rows, Int[Array, "B"]]:
         """Emit the run, cut it where the text ends, and write the path's keys and values."""
         active, requests = state.active, state.requests
-        emitted = jnp.take_along_axis(predict, walk.path, axis=1)
+        tokens = jnp.take_along_axis(tree.token, walk.path, axis=1)
+        place = jnp.arange(self.path_width, dtype=jnp.int32)[None, :]
+        is_bonus = place == walk.length[:, None] - 1
+        emitted = jnp.where(is_bonus, walk.bonus[:, None], jnp.roll(tokens, -1, axis=1))
         kept, reason = cut_run(
             emitted,
             jnp.where(active, walk.length, 0),
@@ -155,9 +192,10 @@ class Round:
             requests.limits - state.lengths - 1,
         )
         kept = jnp.where(active, kept, 0)
+        emitted = jnp.maximum(emitted, 0)  # where no token was possible, the text ended before
         cache = state.cache.commit(passed.new, walk.path, kept, state.lengths, self.implementation)
         rows = Rows(
-            tokens=jnp.take_along_axis(tree.token, walk.path, axis=1),
+            tokens=tokens,
             next_tokens=emitted,
             start=state.lengths,
             count=kept,
@@ -166,6 +204,12 @@ class Round:
         )
         correct = jnp.where(active, walk.length - 1, 0)
         drafted = tree.valid.sum(axis=1).astype(jnp.int32) - 1
+        history, logprobs = state.history, state.logprobs
+        if history is not None:
+            history = history.add(tokens, kept)
+        if logprobs is not None and verdict.logits is not None:
+            chosen_from = _take_nodes(verdict.logits, walk.path)
+            logprobs = logprobs.add(chosen_from, emitted, state.lengths + 1, kept)
         moved = dataclasses.replace(
             state,
             tokens=append_tokens(state.tokens, state.lengths + 1, emitted, kept),
@@ -176,10 +220,12 @@ class Round:
             last=LastRound(
                 tree, walk.path, jnp.where(active, jnp.minimum(walk.length, kept + 1), 0)
             ),
+            history=history,
+            logprobs=logprobs,
         )
         return moved, rows, correct
 
-    def _simulated_walk(self, state: DecodeState, predict: Int[Array, "B T"]) -> Walk:
+    def _simulated(self, state: DecodeState, walk: Walk) -> Walk:
         """Accept what makes the mean accept_length the one asked for, the same in every slot."""
         assert self.simulate_accept_length is not None
         mean_correct = self.simulate_accept_length - 1.0
@@ -188,8 +234,18 @@ class Round:
         length = correct.astype(jnp.int32) + 1
         step = jnp.arange(self.path_width, dtype=jnp.int32)[None, :]
         path = jnp.minimum(jnp.minimum(step, length[:, None] - 1), self.num_nodes - 1)
-        bonus = jnp.take_along_axis(predict, path[:, -1:], axis=1)[:, 0]
-        return Walk(path, length, bonus)
+        return Walk(path, length, jnp.maximum(walk.bonus, 0))
+
+    def _draft_temperature(self, state: DecodeState) -> Float[Array, "B"] | None:
+        asked = state.requests.temperature
+        if self.draft_temperature is not None:
+            return jnp.where(asked > 0, self.draft_temperature, 0.0)
+        return asked if self.rule.reads_probabilities else None
+
+
+def slots_of(state: DecodeState) -> Slots:
+    """What a rule may know of the slots."""
+    return Slots(state.requests.temperature, state.requests.keys, state.lengths)
 
 
 def lone_root(root: Int[Array, "B"]) -> Tree:

@@ -4,6 +4,7 @@ Plain and speculative decoding share them.
 """
 
 from jspec.sampling.history import History, branch_tokens
+from jspec.sampling.logprobs import LogprobLog
 from jspec.sampling.noise import draft_keys, token_uniforms, verdict_uniforms
 from jspec.sampling.params import SamplingParams
 from jspec.sampling.processing import Shaping, process_logits
@@ -19,6 +20,7 @@ from jspec.sampling.tokens import (
 __all__ = [
     "NO_TOKEN",
     "History",
+    "LogprobLog",
     "SamplingParams",
     "Shaping",
     "branch_tokens",

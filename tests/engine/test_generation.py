@@ -250,14 +250,14 @@ def test_unusual_prompts_are_refused(plain_engine):
 
 
 def test_settings_that_cannot_work_are_refused(target):
-    with pytest.raises(ValueError, match="not known"):
+    with pytest.raises(ValueError, match="eagle9"):
         jspec.Engine(target, "eagle9")
     with pytest.raises(ValueError, match="needs a drafter"):
         jspec.Engine(target, tree=jspec.TreeConfig())
     with pytest.raises(ValueError, match="simulate_accept_length=9"):
         jspec.Engine(target, "ngram", simulate_accept_length=9.0)
-    with pytest.raises(NotImplementedError, match="top_p"):
-        jspec.SamplingParams(top_p=0.9)
+    with pytest.raises(ValueError, match=r"top_p=1.5; expected a number above 0"):
+        jspec.SamplingParams(top_p=1.5)
     with pytest.raises(ValueError, match="temperature"):
         jspec.SamplingParams(temperature=-1.0)
     with pytest.raises(ValueError, match="empty string"):
