@@ -100,10 +100,12 @@ class Batch:
         record, engine = self.slots[slot], self.engine
         known = int(self._lengths[slot]) + 1
         if self._reason[slot] == FAILED:
+            # Where the prefill failed, not even a root is known.
+            place = known - len(record.prompt) - int(self._log.rounds[slot] == 0)
             raise ValueError(
-                f"request {slot} of the batch: no token is possible at place "
-                f"{known - len(record.prompt)} of the output: logit_bias and banned_token_ids "
-                "leave none, or the target's logits are not finite."
+                f"request {slot} of the batch: no token is possible at place {place} of the "
+                "output: logit_bias and banned_token_ids leave none, or the target's logits are "
+                "not finite."
             )
         generated = self._tokens[slot, len(record.prompt) : known].tolist()
         count = len(generated) if record.ended is None else record.ended
@@ -211,7 +213,7 @@ class Batch:
         shaping = Shaping.of(
             [slot.sampling for slot in self.slots], slots, self.engine.target.config.vocab_size
         )
-        return Requests(*map(jnp.asarray, asked), shaping), jnp.asarray(prompts)
+        return Requests(*map(jnp.asarray, asked), shaping=shaping), jnp.asarray(prompts)
 
     def _read(self) -> None:
         """Bring the round's results to the host and carry the texts forward."""

@@ -36,6 +36,8 @@ EVERYTHING = jspec.SamplingParams(
 )
 """Asked by the last request of every batch, so that all batches take the same program."""
 
+SHORT = jspec.SamplingParams(max_new_tokens=NEW)
+
 
 @st.composite
 def asked(draw):
@@ -140,24 +142,34 @@ def test_logprobs_are_teacher_forced_scores(target, plain, speculative):
 
 
 def test_a_row_without_a_possible_token_is_an_error(target, plain, speculative):
-    everything = jspec.SamplingParams(max_new_tokens=NEW, banned_token_ids=tuple(range(V)))
+    none_left = jspec.SamplingParams(max_new_tokens=NEW, banned_token_ids=tuple(range(V)))
+    warm = dataclasses.replace(none_left, temperature=1.0)
     for engine in (plain, speculative):
-        for temperature in (0.0, 1.0):
-            banned = dataclasses.replace(everything, temperature=temperature)
-            with pytest.raises(ValueError, match=r"no token is possible at place 0 of the output"):
-                engine.generate(PROMPTS[:1], banned)
-    params = jax.tree.map(jnp.copy, target.params)
-    broken = dataclasses.replace(target, params=jax.tree.map(lambda leaf: leaf * np.nan, params))
+        for banned in (none_left, warm):
+            with pytest.raises(ValueError, match=r"request 1 .* no token .* at place 0 of the"):
+                engine.generate(PROMPTS, [SHORT, banned, SHORT, EVERYTHING])
+    kept = plain.params
+    plain.params = (jax.tree.map(lambda leaf: leaf * np.nan, target.params), ())
     with pytest.raises(ValueError, match="the target's logits are not finite"):
-        jspec.Engine(broken).generate(PROMPTS[:1], jspec.SamplingParams(max_new_tokens=4))
+        plain.generate(PROMPTS, [SHORT] * 3 + [EVERYTHING])
+    plain.params = kept
 
 
-@pytest.mark.parametrize("temperature", [1e-45, 1e-38, 1e-30, 1e-6])
-def test_the_coldest_draws_are_greedy(plain, temperature):
-    [greedy] = plain.generate(PROMPTS[:1], jspec.SamplingParams(max_new_tokens=NEW))
-    cold = jspec.SamplingParams(max_new_tokens=NEW, temperature=temperature, seed=1)
-    [got] = plain.generate(PROMPTS[:1], cold)
-    assert got.token_ids == greedy.token_ids
+def test_no_token_is_left_in_the_middle_of_a_text(speculative):
+    """Each token can be written twice: the third time its penalty overflows."""
+    twice = jspec.SamplingParams(max_new_tokens=2 * V + 9, frequency_penalty=3e38)
+    enough = dataclasses.replace(twice, max_new_tokens=2 * V)
+    outputs = speculative.generate(PROMPTS, [enough, enough, SHORT, EVERYTHING])
+    assert sorted(outputs[0].token_ids) == sorted([*range(V)] * 2)
+    with pytest.raises(ValueError, match=r"request 1 of the batch: no token .* at place 80 of"):
+        speculative.generate(PROMPTS, [enough, twice, SHORT, EVERYTHING])
+
+
+def test_the_coldest_draws_are_greedy(plain):
+    [greedy, *_] = plain.generate(PROMPTS, [SHORT] * 3 + [EVERYTHING])
+    cold = [dataclasses.replace(SHORT, temperature=t, seed=1) for t in (1e-45, 1e-38, 1e-30)]
+    got = plain.generate([PROMPTS[0]] * 3 + [PROMPTS[3]], [*cold, EVERYTHING])
+    assert [output.token_ids for output in got[:3]] == [greedy.token_ids] * 3
 
 
 @pytest.mark.parametrize(
