@@ -56,21 +56,23 @@ def fitted_heads(target, texts, **shape) -> StoredHeads:
     """Heads whose projections are fitted to `texts` (token-id lists), so that some guesses hold."""
     heads = random_heads(target.config, **shape)
     tensors = dict(heads.tensors)
-    hidden, follow = [], []
-    for text in texts:
-        ids = jnp.asarray(text, jnp.int32)[None]
-        positions = jnp.arange(ids.shape[1], dtype=jnp.int32)[None]
-        hidden.append(np.asarray(target.forward(target.params, ids, positions).hidden[0]))
-        follow.append(np.asarray(text))
+    # Padded to one shape, so that it compiles once; a causal pass does not see what follows.
+    width = max(map(len, texts))
+    ids = np.zeros((len(texts), width), np.int32)
+    for row, text in zip(ids, texts):
+        row[: len(text)] = text
+    places = np.broadcast_to(np.arange(width, dtype=np.int32), ids.shape)
+    passed = jax.jit(target.forward)(target.params, jnp.asarray(ids), jnp.asarray(places))
+    hidden = [np.asarray(row)[: len(text)] for row, text in zip(passed.hidden, texts)]
     for head in range(heads.config.num_heads):
         ahead = head + 2
         x = np.concatenate([h[:-ahead] for h in hidden])
         for layer in range(heads.config.num_layers):
             name = f"blocks.{head}.layers.{layer}"
-            x = x + np.asarray(
-                jax.nn.silu(x @ tensors[f"{name}.weight"].T + tensors.get(f"{name}.bias", 0.0))
-            )
-        wanted = np.eye(target.config.vocab_size)[np.concatenate([f[ahead:] for f in follow])]
+            inside = x @ tensors[f"{name}.weight"].T + tensors.get(f"{name}.bias", 0.0)
+            x = x + inside / (1 + np.exp(-inside))
+        came = np.concatenate([np.asarray(text[ahead:]) for text in texts])
+        wanted = np.eye(target.config.vocab_size)[came]
         fitted = np.linalg.lstsq(x, 8 * wanted - 4, rcond=None)[0].T.astype(np.float32)
         if "token_map" in tensors:
             fitted = fitted[tensors["token_map"]]
