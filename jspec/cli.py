@@ -86,6 +86,21 @@ Examples:
   jspec export ./medusa --target ./model --to vllm-medusa --out ./medusa-for-vllm
 """,
     ),
+    "tune-tree": Command(
+        options="TuneTree",
+        module="jspec.commands.tune_tree",
+        summary="find the best static tree for Medusa heads",
+        description="""\
+Find the best static tree for Medusa heads.
+  The target continues the prompts greedily; how often each head was right at
+  each rank decides which nodes a tree of that size should have. The result is
+  a JSON list of nodes for --tree.
+
+Examples:
+  jspec tune-tree --target ./model --drafter ./heads --num-nodes 64 --output tree.json
+  jspec generate --target ./model --drafter ./heads --tree tree.json --prompt "Hello"
+""",
+    ),
     "fetch": Command(
         options="Fetch",
         module="jspec.commands.fetch",

@@ -20,28 +20,17 @@ from jspec.commands.figures import check_writable, dump_json, write_json
 from jspec.commands.measure import Comparison, by_prompt
 from jspec.commands.options import Bench
 from jspec.commands.parts import encode_all, sampling_from, target_from, tree_from
-from jspec.commands.prompts import Request, read_prompts
+from jspec.commands.prompts import read_or_built_in
 from jspec.commands.show import PlainConsole
 from jspec.commands.table import print_table
 from jspec.engine import Engine
-
-# Repetition from a lot to none: where prompt lookup shines, and where it must not cost anything.
-BUILT_IN = (
-    "Repeat the following list three times: red apple, green pear, blue plum, yellow banana.",
-    "Fix the typo and return the whole function:\n\n"
-    "def add(first, second):\n    retrun first + second\n",
-    "Summarise in two sentences: The harbour was built in 1850. The harbour brought trade to the "
-    "town, and the trade brought people. When the railway came in 1890, trade left the harbour and "
-    "the people left the town.",
-    "Write a short story about a lighthouse keeper who finds a letter in a bottle.",
-)
 
 
 def run(options: Bench) -> int:
     """Measure, print a table, and write the figures."""
     measure = options.measure
     _check(options)
-    requests = _requests(options)
+    requests = read_or_built_in(measure.prompts, measure.limit)
     options.chat.wanted()
     tree, sampling = tree_from(options.model, options.tree), sampling_from(options.sampling)
     if sampling.seed is None:
@@ -86,19 +75,6 @@ def _check(options: Bench) -> None:
         check_writable(measure.json)
 
 
-def _requests(options: Bench) -> list[Request]:
-    measure = options.measure
-    if measure.prompts is not None:
-        return read_prompts(measure.prompts, measure.limit)
-    if measure.limit is not None and measure.limit < 1:
-        raise ValueError(f"--limit {measure.limit}; expected at least 1.")
-    built_in = [
-        Request(id=f"built-in-{i}", content=text, place=f"built-in prompt {i}")
-        for i, text in enumerate(BUILT_IN, start=1)
-    ]
-    return built_in[: measure.limit]
-
-
 @contextmanager
 def _progress() -> Iterator[Callable[[str, float], None]]:
     """A bar on a terminal, a line per stage elsewhere; on stderr."""
@@ -129,6 +105,7 @@ def _settings(options: Bench, engine: Engine) -> dict[str, Any]:
         "num_steps": tree.num_steps if tree else None,
         "topk": tree.topk if tree else None,
         "num_nodes": tree.num_nodes if tree else None,
+        "tree": str(options.tree.tree) if options.tree.tree else None,
         "simulate_accept_length": options.model.simulate_accept_length,
         "prompts": _name(options.measure.prompts),
         "limit": options.measure.limit,

@@ -39,11 +39,16 @@ def dump_json(figures: dict[str, Any]) -> str:
 
 
 def write_json(path: Path, figures: dict[str, Any]) -> None:
-    """Write `figures`; whoever reads the file sees all of it or what was there before."""
+    """Write `figures` in one piece."""
+    write_text(path, dump_json(figures) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file; whoever reads it sees all of it or what was there before."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(dump_json(figures) + "\n")
+            file.write(text)
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(name, 0o666 & ~umask)  # mkstemp made it private

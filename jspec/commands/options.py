@@ -25,27 +25,36 @@ Switch = Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelFlags:
-    """The two models.
+class TargetFlags:
+    """The model that decides.
 
     Attributes:
         target: the model that decides: an alias (smollm2-135m), a folder of safetensors, a GGUF
             file, or a hub id such as org/name.
-        drafter: what proposes tokens: a folder, alias or hub id of a draft head (EAGLE-1, EAGLE-2,
-            EAGLE-3, Medusa; the format is recognised) or of a small model with the same
-            vocabulary; ngram looks tokens up in the text so far, none is plain decoding.
         dtype: of weights, activations and cache: float32 or bfloat16.
-        simulate_accept_length: emit this many tokens a round on average, whatever the target says,
-            to time the machinery; the output is marked and is not real text.
         compilation_cache: keep compiled programs in the user's cache folder (JSPEC_CACHE moves
             it), so that the next start does not compile again.
     """
 
     target: Annotated[str, arg(metavar="MODEL")]
-    drafter: Annotated[str, arg(metavar="NAME")] = "ngram"
     dtype: Annotated[str | None, _default("float32 on CPU, else bfloat16", "DTYPE")] = None
-    simulate_accept_length: Annotated[float | None, _default("off", "FLOAT")] = None
     compilation_cache: Annotated[bool, _default("on")] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFlags(TargetFlags):
+    """The two models.
+
+    Attributes:
+        drafter: what proposes tokens: a folder, alias or hub id of a draft head (EAGLE-1, EAGLE-2,
+            EAGLE-3, Medusa; the format is recognised) or of a small model with the same
+            vocabulary; ngram looks tokens up in the text so far, none is plain decoding.
+        simulate_accept_length: emit this many tokens a round on average, whatever the target says,
+            to time the machinery; the output is marked and is not real text.
+    """
+
+    drafter: Annotated[str, arg(metavar="NAME")] = "ngram"
+    simulate_accept_length: Annotated[float | None, _default("off", "FLOAT")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +65,16 @@ class TreeFlags:
         num_steps: levels below the root.
         topk: children kept per node; 1 means a chain.
         num_nodes: nodes verified a round, the root included.
+        tree: a fixed shape instead, as jspec tune-tree writes it: a JSON list of nodes, each the
+            list of ranks that leads to it, such as [[0], [1], [0, 0]].
     """
 
-    num_steps: Annotated[int | None, _default("5", "INT")] = None
+    num_steps: Annotated[int | None, _default("5, or what the drafter can", "INT")] = None
     topk: Annotated[int | None, _default("4", "INT")] = None
     num_nodes: Annotated[int | None, _default("8, or the whole chain for topk 1", "INT")] = None
+    tree: Annotated[Path | None, _hint("FILE")] = None
 
-    def given(self) -> dict[str, int]:
+    def given(self) -> dict[str, Any]:
         """The flags that were set."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
@@ -217,3 +229,45 @@ class Export:
     to: Literal["safeailab", "specforge", "speculators", "medusa", "vllm-medusa"]
     out: Annotated[Path, arg(metavar="FOLDER")]
     embedding: Annotated[bool, _default("on")] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadsFlags(TargetFlags):
+    """The target and its Medusa heads.
+
+    Attributes:
+        drafter: the heads: a folder, an alias or a hub id.
+    """
+
+    drafter: Annotated[str, arg(metavar="NAME")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchFlags:
+    """What the heads are judged by, and how large the tree may be.
+
+    Attributes:
+        num_nodes: nodes verified a round, the root included.
+        ranks: candidates of each head that may become nodes.
+        prompts: a JSONL file as for `jspec generate`, or - for stdin; the target continues each
+            greedily, and the heads are judged by that.
+        limit: only this many prompts, the first ones.
+        max_new_tokens: at most this many tokens are generated for each.
+        output: write the tree to this file.
+    """
+
+    num_nodes: int = 64
+    ranks: int = 10
+    prompts: Annotated[Path | None, _default("four built-in ones", "FILE")] = None
+    limit: Annotated[int | None, _default("all", "INT")] = None
+    max_new_tokens: int = 128
+    output: Annotated[Path | None, _default("stdout", "OUT")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneTree:
+    """Options of `jspec tune-tree`."""
+
+    model: HeadsFlags
+    search: SearchFlags = field(default_factory=SearchFlags)
+    chat: ChatFlags = field(default_factory=ChatFlags)

@@ -1,28 +1,69 @@
 """From flags to engines and prompts; what can be refused early is refused before a model loads."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from jspec.cache_dirs import enable_compilation_cache
-from jspec.commands.options import ChatFlags, ModelFlags, SamplingFlags, TreeFlags
+from jspec.commands.options import (
+    ChatFlags,
+    ModelFlags,
+    SamplingFlags,
+    TargetFlags,
+    TreeFlags,
+)
 from jspec.commands.prompts import Request
 from jspec.engine import Engine
 from jspec.sampling import SamplingParams
 from jspec.targets import Target, load_target
-from jspec.trees import TreeConfig
+from jspec.trees import StaticTree, TreeConfig, TreeSpec, from_choices
 
 
-def tree_from(model: ModelFlags, tree: TreeFlags) -> TreeConfig | None:
-    """The tree that was asked for; None without a drafter.
+def tree_from(model: ModelFlags, tree: TreeFlags) -> TreeSpec | None:
+    """The tree that was asked for; None without a drafter, or where the drafter may choose.
 
     Raises:
         ValueError: a tree that cannot exist, or one without a drafter.
     """
-    if model.drafter != "none":
-        return TreeConfig(**tree.given())
-    if tree.given():
-        flags = " ".join(f"--{name.replace('_', '-')}" for name in tree.given())
-        raise ValueError(f"{flags} needs a drafter; leave it out for plain decoding.")
-    return None
+    given = tree.given()
+    if not given:
+        return None
+    if model.drafter == "none":
+        raise ValueError(f"{_flags(given)} needs a drafter; leave it out for plain decoding.")
+    if tree.tree is None:
+        return TreeConfig(**given)
+    given.pop("tree")
+    if given:
+        raise ValueError(f"--tree gives the whole shape; leave out {_flags(given)}.")
+    return read_tree(tree.tree)
+
+
+def read_tree(path: Path) -> StaticTree:
+    """A static tree from a JSON list of nodes, each the list of ranks that leads to it.
+
+    Raises:
+        ValueError: a file that cannot be read or holds something else, or a tree that cannot exist.
+    """
+    try:
+        choices = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
+        raise ValueError(
+            f"cannot read {path}: {reason}; expected a list of nodes such as [[0], [1], [0, 0]]."
+        ) from error
+    whole = isinstance(choices, list) and all(
+        isinstance(node, list) and all(type(rank) is int for rank in node) for node in choices
+    )
+    if not whole:
+        raise ValueError(f"{path}: expected a list of nodes such as [[0], [1], [0, 0]].")
+    try:
+        return from_choices(choices)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _flags(given: Iterable[str]) -> str:
+    return " ".join(f"--{name.replace('_', '-')}" for name in given)
 
 
 def sampling_from(flags: SamplingFlags) -> SamplingParams:
@@ -34,7 +75,7 @@ def sampling_from(flags: SamplingFlags) -> SamplingParams:
     return SamplingParams(**vars(flags))
 
 
-def target_from(model: ModelFlags) -> Target:
+def target_from(model: TargetFlags) -> Target:
     """Load the target, with the compilation cache in place unless it is not wanted."""
     if model.compilation_cache:
         enable_compilation_cache()

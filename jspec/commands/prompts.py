@@ -8,6 +8,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+# Repetition from a lot to none: where prompt lookup shines, and where it must not cost anything.
+BUILT_IN = (
+    "Repeat the following list three times: red apple, green pear, blue plum, yellow banana.",
+    "Fix the typo and return the whole function:\n\n"
+    "def add(first, second):\n    retrun first + second\n",
+    "Summarise in two sentences: The harbour was built in 1850. The harbour brought trade to the "
+    "town, and the trade brought people. When the railway came in 1890, trade left the harbour and "
+    "the people left the town.",
+    "Write a short story about a lighthouse keeper who finds a letter in a bottle.",
+)
+
 _KINDS = ("prompt", "messages", "turns")
 
 
@@ -67,6 +78,23 @@ def read_prompts(path: Path, limit: int | None = None) -> list[Request]:
     if not requests:
         raise ValueError(f"{name} holds no prompts; expected one JSON object a line.")
     return requests
+
+
+def read_or_built_in(path: Path | None, limit: int | None) -> list[Request]:
+    """The prompts of a file, or the built-in ones where none is named.
+
+    Raises:
+        ValueError: as `read_prompts`.
+    """
+    if path is not None:
+        return read_prompts(path, limit)
+    if limit is not None and limit < 1:
+        raise ValueError(f"--limit {limit}; expected at least 1.")
+    built_in = [
+        Request(id=f"built-in-{i}", content=text, place=f"built-in prompt {i}")
+        for i, text in enumerate(BUILT_IN, start=1)
+    ]
+    return built_in[:limit]
 
 
 def _text(path: Path) -> tuple[str, str]:

@@ -40,7 +40,13 @@ def load_drafter(source: str | Path, target: Target, *, probe: bool = False) -> 
     """
     if source == "ngram":
         return NGram()
-    drafter = _from_files(resolve_source(source), target)
+    try:
+        path = resolve_source(source)
+    except ValueError as error:
+        raise ValueError(
+            f"drafter {str(source)!r}: {error}; by name there is 'ngram' (and 'none' for plain)."
+        ) from error
+    drafter = _from_files(path, target)
     logger.info("%s: %s", source, drafter.description)
     if probe:
         warn_if_useless(target, drafter)

@@ -10,8 +10,8 @@ T = ("--no-compilation-cache", "--target")
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        ((), "expected a command: generate, bench, fetch"),
-        (("translate",), "no command 'translate': expected generate, bench, fetch"),
+        ((), "expected a command: generate, bench, export, tune-tree, fetch"),
+        (("translate",), "no command 'translate': expected generate, bench, export, tune-tree"),
         (("generate",), "--target"),
         (("generate", "--target", "x", "--colour"), "--colour"),
         (("generate", "--target", "x", "--max-new-tokens", "many"), "--max-new-tokens"),
@@ -25,7 +25,7 @@ def test_words_that_cannot_be_read(jspec_fails, argv, says):
     assert says in jspec_fails(*argv)
 
 
-@pytest.mark.parametrize("command", ["generate", "bench", "fetch"])
+@pytest.mark.parametrize("command", ["generate", "bench", "export", "tune-tree", "fetch"])
 def test_unreadable_words_point_to_the_help(jspec_fails, command):
     assert f"jspec {command} --help" in jspec_fails(command, "--nonsense")
 
@@ -62,7 +62,7 @@ def test_refused_before_a_model_is_looked_for(jspec_fails, flags, says):
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--drafter", "eagle9"), "'ngram' (or 'none' for plain)"),
+        (("--drafter", "eagle9"), "'ngram' (and 'none' for plain)"),
         (("--dtype", "float16"), "expected float32 or bfloat16"),
         (("--simulate-accept-length", "40"), "expected 1 to 6"),
         (("--simulate-accept-length", "0.5"), "expected 1 to 6"),
