@@ -20,10 +20,10 @@ class Thresholds(Rule):
     p(c) ≥ single. Where none is, the next token is drawn from p without the children.
 
     With both at 1 this is target sampling, tested child by child. Lower ones are lossy: acc
-    multiplies every child's share by 1/acc until they hold everything, single turns p(c) ≥ single
-    into certainty. After one node with children c of mass m = Σ p(c), the emitted token's total
-    variation from p is min(m/acc, 1) - m for single = 1; a child with p(c) ≥ single that is
-    certain alone moves 1 - p(c).
+    multiplies every child's share by 1/acc, eldest first, until nothing is left to share; single
+    makes the first child with p(c) ≥ single certain, unless an elder one is accepted. At one node
+    with children of mass m = Σ p(c), the emitted token's total variation from p is m/acc - m for
+    single = 1 and m ≤ acc, and up to 1 - p(c) where a child c is made certain.
 
     Source: SGLang's `tree_speculative_sampling_target_only` with
     `speculative_accept_threshold_single` and `_acc`.
