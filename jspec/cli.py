@@ -5,9 +5,11 @@ Nothing heavy is imported before a command runs, so that help and version answer
 
 import contextlib
 import io
+import logging
 import os
 import re
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -147,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: Exception | str) -> str:
     """What an error says, without line breaks."""
     if isinstance(error, OSError) and error.filename is not None:
         text = f"{error.filename}: {error.strerror}"
@@ -174,7 +176,30 @@ def _run(words: list[str]) -> int:
     options = _parse(words[0], words[1:])
     if options is None:
         return 0
+    _speak_on_stderr()
     return import_module(COMMANDS[words[0]].module).run(options)
+
+
+def _speak_on_stderr() -> None:
+    """What was found and what looks wrong: a line each, apart from the output."""
+
+    class Stderr(logging.Handler):
+        def emit(self, record):
+            print(f"jspec: {record.getMessage()}", file=sys.stderr)
+
+    logger = logging.getLogger("jspec")
+    logger.handlers = [Stderr()]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    shown = warnings.showwarning
+
+    def show(message, category, filename, lineno, file=None, line=None):
+        if category is UserWarning:
+            print(f"jspec: warning: {one_line(message)}", file=sys.stderr)
+        else:
+            shown(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show
 
 
 def _overview() -> str:

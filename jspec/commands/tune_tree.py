@@ -27,7 +27,7 @@ def run(options: TuneTree) -> int:
     options.chat.wanted()
     sampling = SamplingParams(max_new_tokens=search.max_new_tokens)
     target = target_from(options.model)
-    drafter = load_drafter(options.model.drafter, target)
+    drafter = load_drafter(options.model.drafter, target, probe=False)
     if not isinstance(drafter, Medusa):
         raise NotImplementedError(
             f"the guesses of {drafter.name} depend on the path they continue, so one accuracy a "

@@ -19,7 +19,7 @@ from jspec.targets.target import Target
 logger = logging.getLogger("jspec")
 
 
-def load_drafter(source: str | Path, target: Target, *, probe: bool = False) -> Drafter:
+def load_drafter(source: str | Path, target: Target, *, probe: bool = True) -> Drafter:
     """The drafter called `source`, ready for `target`.
 
     The format is recognised from the files themselves; what was found is logged (logger `jspec`)
@@ -31,7 +31,7 @@ def load_drafter(source: str | Path, target: Target, *, probe: bool = False) -> 
             (Medusa); or of a small model with the target's vocabulary, GGUF files included.
         target: the model it drafts for.
         probe: write a few tokens with it, and warn with the likely causes where almost none of its
-            guesses are accepted.
+            guesses are accepted. Costs compiling a small engine; False skips it.
 
     Raises:
         ValueError: no such drafter, one that belongs to another target, or files that contradict

@@ -174,7 +174,7 @@ class TestWrong:
     def test_other_width(self, tmp_path):
         head = eagle3_head(wide_target(hidden_size=32))
         write_head(head, tmp_path / "h", "specforge")
-        with pytest.raises(ValueError, match="embedding of shape .* cannot stand in"):
+        with pytest.raises(ValueError, match=r"embedding of shape .* cannot stand in"):
             jspec.load_drafter(tmp_path / "h", TARGET)
         head = eagle_head(wide_target(hidden_size=32))
         write_head(head, tmp_path / "e", "safeailab")

@@ -179,7 +179,7 @@ def test_heads_without_a_projection_use_the_target_s(target, tmp_path):
     folder = medusa_folder(tmp_path / "x", heads, version="2")
     found = read(folder, target)
     assert_same(found, heads)
-    drafter = jspec.load_drafter(folder, target)
+    drafter = jspec.load_drafter(folder, target, probe=False)
     assert any(leaf is target_head(target) for leaf in leaves(drafter))
     assert "the target's projection" in drafter.description
     write_heads(found, tmp_path / "y", "medusa")
@@ -188,7 +188,7 @@ def test_heads_without_a_projection_use_the_target_s(target, tmp_path):
         write_heads(found, tmp_path / "z", "vllm-medusa")
     assert not (tmp_path / "z").exists()
     write_heads(found, tmp_path / "z", "vllm-medusa", projection=np.asarray(target_head(target)))
-    again = jspec.load_drafter(tmp_path / "z", target)
+    again = jspec.load_drafter(tmp_path / "z", target, probe=False)
     assert any(leaf is target_head(target) for leaf in leaves(again))
     for ours, theirs in zip(leaves(again), leaves(drafter)):
         np.testing.assert_array_equal(ours, theirs)
@@ -198,7 +198,7 @@ def test_a_config_that_lies_about_the_number_of_heads(target, tmp_path, caplog):
     heads = random_heads(target.config, num_heads=5)
     folder = medusa_folder(tmp_path / "x", heads, medusa_num_heads=2)
     with caplog.at_level(logging.INFO, "jspec"):
-        drafter = jspec.load_drafter(folder, target)
+        drafter = jspec.load_drafter(folder, target, probe=False)
     assert drafter.config.num_heads == 5
     assert "its config says 2 heads, the file holds 5" in caplog.text
     write_heads(drafter.heads, tmp_path / "y", "medusa")
@@ -280,7 +280,7 @@ def test_files_that_contradict_themselves(target, tmp_path, case):
     make, message = REFUSED[case]
     folder = vllm_folder(tmp_path / "x", make(random_heads(target.config)))
     with pytest.raises(ValueError, match=message):
-        jspec.load_drafter(folder, target)
+        jspec.load_drafter(folder, target, probe=False)
 
 
 @pytest.mark.parametrize(
@@ -384,7 +384,7 @@ class TestWholeModel:
 
     def test_both_halves_load_from_it(self, folder):
         whole = jspec.load_target(folder)
-        drafter = jspec.load_drafter(folder, whole)
+        drafter = jspec.load_drafter(folder, whole, probe=False)
         assert drafter.heads.format == "medusa-2"
         assert any(leaf is target_head(whole) for leaf in leaves(drafter))
 
@@ -392,4 +392,4 @@ class TestWholeModel:
         with pytest.warns(
             UserWarning, match="the model beside the Medusa heads in .* is not random"
         ):
-            jspec.load_drafter(folder, target)
+            jspec.load_drafter(folder, target, probe=False)
