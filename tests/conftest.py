@@ -39,3 +39,14 @@ def data_root() -> Path:
     if not root.is_dir():
         pytest.skip(f"no real prompts at {root}")
     return root
+
+
+@pytest.fixture(scope="session")
+def real_path() -> Path:
+    """The real model's local path; downloaded once, skipped where that is impossible."""
+    from jspec.checkpoints import resolve_source
+
+    try:
+        return resolve_source("smollm2-135m", progress=False)
+    except ValueError as error:
+        pytest.skip(f"the real model cannot be fetched: {error}")

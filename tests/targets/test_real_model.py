@@ -1,24 +1,20 @@
 """A real model: plain greedy text equals that of transformers, token for token."""
 
 import json
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from own_process import run_python
 
 import jspec
-from jspec.checkpoints import open_checkpoint, resolve_source
+from jspec.checkpoints import open_checkpoint
 
-ALIAS = "smollm2-135m"
 NEW = 64
 EOS = 2
 NEAR_TIE = 1e-3
 """Two float32 implementations may order the top two logits differently below this margin."""
 MOST_NEAR_TIES = 2
 
-# In a process of its own: the optimiser that tests switch off makes a real model 2.5 times faster.
 GENERATE = """
 import json, sys, jspec
 path, prompts, new = json.load(sys.stdin)
@@ -26,15 +22,6 @@ engine = jspec.Engine(jspec.load_target(path, dtype="float32"), batch_size=8)
 outputs = engine.generate(prompts, jspec.SamplingParams(max_new_tokens=new))
 json.dump([list(output.token_ids) for output in outputs], sys.stdout)
 """
-
-
-@pytest.fixture(scope="session")
-def real_path():
-    """The model's local path; downloaded once, skipped where that is impossible."""
-    try:
-        return resolve_source(ALIAS, progress=False)
-    except ValueError as error:
-        pytest.skip(f"the real model {ALIAS} cannot be fetched: {error}")
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +57,7 @@ def test_greedy_text_equals_transformers(real_path, reference, prompts):
 
     If every token is the argmax, greedy decoding writes that text: one pass a prompt proves it.
     """
-    texts = _generate(real_path, prompts)
+    texts = run_python(GENERATE, [str(real_path), prompts, NEW])
     errors, near_ties = [], {}
     for number, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
         assert text.index(EOS) == len(text) - 1 if EOS in text else len(text) == NEW, number
@@ -90,19 +77,6 @@ def test_greedy_text_equals_transformers(real_path, reference, prompts):
     for number in range(0, len(prompts), 10):
         if number not in near_ties:
             assert texts[number] == _generate_by_transformers(reference, prompts[number]), number
-
-
-def _generate(path, prompts):
-    environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
-    process = subprocess.run(
-        [sys.executable, "-c", GENERATE],
-        input=json.dumps([str(path), prompts, NEW]),
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
-    assert process.returncode == 0, process.stderr
-    return json.loads(process.stdout)
 
 
 def _differences(model, prompt, text):
