@@ -74,6 +74,7 @@ class FeatureDrafter(Drafter):
         params: the arrays; the target's embedding and head are the target's own arrays.
         num_layers: layers with a cache.
         num_kv_heads, head_dim: shape of a cache row.
+        cached_values: whether a cache row has values beside its keys.
         hidden_size: width of what is carried on.
         draft_vocab_size: Vd.
         token_map: target ids of the draft vocabulary, [Vd]; None where both are one.
@@ -90,6 +91,7 @@ class FeatureDrafter(Drafter):
     num_layers: int
     num_kv_heads: int
     head_dim: int
+    cached_values: bool = True
     hidden_size: int
     draft_vocab_size: int
     token_map: np.ndarray | None = field(default=None, repr=False)
@@ -113,7 +115,13 @@ class FeatureDrafter(Drafter):
     def init_state(self, params, batch: int, capacity: int) -> FeatureState:
         dtype = jax.tree.leaves(params)[0].dtype
         cache = KVCache.empty(
-            self.num_layers, batch, capacity, self.num_kv_heads, self.head_dim, dtype
+            self.num_layers,
+            batch,
+            capacity,
+            self.num_kv_heads,
+            self.head_dim,
+            dtype,
+            values=self.cached_values,
         )
         return FeatureState(cache, jnp.zeros((batch, self.hidden_size), dtype))
 

@@ -10,6 +10,7 @@ from jspec.drafters import eagle_formats, medusa_formats
 from jspec.drafters.base import Drafter
 from jspec.drafters.eagle_build import build_drafter
 from jspec.drafters.medusa_build import read_medusa
+from jspec.drafters.mtp_formats import read_mtp
 from jspec.drafters.ngram import NGram
 from jspec.drafters.probe import warn_if_useless
 from jspec.drafters.standalone import standalone
@@ -26,9 +27,11 @@ def load_drafter(source: str | Path, target: Target, *, probe: bool = True) -> D
     and kept as the drafter's `description`.
 
     Args:
-        source: `ngram`; a folder, alias or hub id of a draft head in the format of SafeAILab
-            (EAGLE-1, EAGLE-2, EAGLE-3), SpecForge, speculators, ModelOpt, FasterDecoding or vLLM
-            (Medusa); or of a small model with the target's vocabulary, GGUF files included.
+        source: `ngram`; `mtp` for the prediction modules in the target's own checkpoint
+            (DeepSeek-V3, GLM-4.5, MiMo); a folder, alias or hub id of a draft head in the format
+            of SafeAILab (EAGLE-1, EAGLE-2, EAGLE-3), SpecForge, speculators, ModelOpt,
+            FasterDecoding or vLLM (Medusa); or of a small model with the target's vocabulary, GGUF
+            files included.
         target: the model it drafts for.
         probe: write a few tokens with it, and warn with the likely causes where almost none of its
             guesses are accepted. Costs compiling a small engine; False skips it.
@@ -40,17 +43,21 @@ def load_drafter(source: str | Path, target: Target, *, probe: bool = True) -> D
     """
     if source == "ngram":
         return NGram()
-    try:
-        path = resolve_source(source)
-    except ValueError as error:
-        raise ValueError(
-            f"drafter {str(source)!r}: {error}; by name there is 'ngram' (and 'none' for plain)."
-        ) from error
-    drafter = _from_files(path, target)
+    drafter = read_mtp(target) if source == "mtp" else _from_files(_resolved(source), target)
     logger.info("%s: %s", source, drafter.description)
     if probe:
         warn_if_useless(target, drafter)
     return drafter
+
+
+def _resolved(source: str | Path) -> Path:
+    try:
+        return resolve_source(source)
+    except ValueError as error:
+        raise ValueError(
+            f"drafter {str(source)!r}: {error}; by name there is 'ngram', 'mtp' (and 'none' for "
+            "plain)."
+        ) from error
 
 
 def _from_files(path: Path, target: Target) -> Drafter:

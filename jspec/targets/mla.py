@@ -7,6 +7,8 @@ values afterwards, so a pass reads `kv_rank + rope_dim` numbers a token instead 
 and value.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -43,7 +45,9 @@ class LatentAttention(nnx.Module):
         values = config.num_heads * latent.value_dim
         self.o_proj = Linear(values, size, bias=config.o_bias, dtype=dtype)
 
-    def __call__(self, x, rope, layer: int, prefix: Prefix | None, ancestors, implementation):
+    def __call__(
+        self, x, rope, layer: int, prefix: Prefix | None, ancestors, implementation
+    ) -> tuple[Array, Array, Any]:
         """Mixed values [B, T, E] and the rows [B, T, 1, kv_rank + rope_dim] to be committed."""
         batch, width, _ = x.shape
         q_nope, q_rope = self._queries(x, rope)

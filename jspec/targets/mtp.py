@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from jspec.targets.cache import Prefix
+from jspec.targets.cache import KVCache, Prefix
 from jspec.targets.config import TargetConfig
 from jspec.targets.decoder import DecoderLayer
 from jspec.targets.layers import Linear, RMSNorm
@@ -69,8 +69,8 @@ FAMILIES = {
         masks_first=True,
     ),
 }
-"""By the target's family. vLLM masks the first embedding of every family; DeepSeek's and GLM's
-modules were trained without that, and SGLang and transformers run them so."""
+"""By the target's family. vLLM masks the first embedding of every family; SGLang and transformers
+run DeepSeek's and GLM's modules without that, as they were trained."""
 
 
 class MTPModule(nnx.Module):
@@ -94,17 +94,16 @@ class MTPModule(nnx.Module):
         prefix: Prefix | None,
         ancestors,
         *,
-        index: int = 0,
         implementation: str | None = None,
-    ):
-        """The block's output [B, T, E] before the final norm, and its keys and values.
+    ) -> tuple[Float[Array, "B T E"], KVCache]:
+        """The block's output before the final norm, and its keys and values.
 
         Args:
             hidden: of the target (after its final norm), or carried from the step before.
             embedded: of the token that follows each hidden state.
             positions: of the hidden states.
-            prefix, ancestors, implementation: as a `Decoder` takes them.
-            index: of this module's layer in the prefix's cache.
+            prefix, ancestors, implementation: as a `Decoder` takes them; the prefix's cache has
+                one layer.
         """
         if self.family.masks_first:
             embedded = jnp.where(positions[:, :, None] == 0, jnp.zeros_like(embedded), embedded)
@@ -113,11 +112,16 @@ class MTPModule(nnx.Module):
             parts.reverse()
         x = self.input_proj(jnp.concatenate(parts, axis=-1))
         rope = rotation(self.config.rope, positions)
-        return self.block(x, rope, index, prefix, ancestors, implementation)
+        out, keys, values = self.block(x, rope, 0, prefix, ancestors, implementation)
+        return out, KVCache((keys,), () if values is None else (values,))
 
     def carried(self, out: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
         """What the next step is fed of a block's output."""
         return self.norm(out) if self.family.carries_norm else out
+
+    def normed(self, carried: Float[Array, "*B E"]) -> Float[Array, "*B E"]:
+        """What the head reads, from what is carried."""
+        return carried if self.family.carries_norm else self.norm(carried)
 
 
 def module_prefix(config: TargetConfig, family: MTPFamily, index: int) -> str:

@@ -49,6 +49,16 @@ class Target:
         """Parameters held in memory (tied ones once)."""
         return sum(leaf.size for leaf in jax.tree.leaves(self.params))
 
+    @property
+    def embedding(self) -> Float[Array, "V E"]:
+        """The embedding matrix itself, not a copy."""
+        return self.params["embedding"][...]
+
+    @property
+    def head(self) -> Float[Array, "V E"]:
+        """The matrix that logits are read with: its own, or the embedding where they are tied."""
+        return self.params["embedding" if self.config.tie_embeddings else "head"][...]
+
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The checkpoint's own tokenizer.
