@@ -1,6 +1,7 @@
 """Prediction modules against numbers recorded by running the reference implementations.
 
-Every set below the golden root with a model and `*_mtp_input_ids` is used, whatever its sizes.
+Every set below the golden root with a model and `*_mtp_input_ids` is used, whatever its sizes; its
+prompts are one batch.
 """
 
 import re
@@ -10,7 +11,6 @@ import golden
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import jspec
 from jspec.drafters.base import DraftContext, Rows
@@ -21,160 +21,188 @@ from jspec.trees import chain
 
 TOLERANCE = 1e-4
 FOUND = [
-    (folder, prompt)
+    folder
     for folder in golden.folders_with("io.npz", "model")
-    for prompt in golden.prompts(golden.arrays(folder / "io.npz"), "mtp_input_ids")
+    if golden.prompts(golden.arrays(folder / "io.npz"), "mtp_input_ids")
 ]
-each_prompt = golden.parametrize(
-    "recorded",
-    FOUND,
-    "module recordings",
-    ids=[f"{golden.label(folder)}-{prompt}" for folder, prompt in FOUND],
-)
+
+
+def sets_with(pattern, what):
+    """Parametrises over the sets that recorded an array of this name."""
+    found = [
+        f for f in FOUND if any(map(re.compile(pattern).fullmatch, golden.arrays(f / "io.npz")))
+    ]
+    return golden.parametrize("folder", found, what, ids=[golden.label(f) for f in found])
 
 
 class Recording:
-    """One prompt: the target, its own pass over it, and the recorded arrays."""
+    """A set: the target, its pass over all prompts, and the recorded arrays of each prompt."""
 
-    def __init__(self, recorded):
-        folder, self.prompt = recorded
-        self.arrays = {
-            name.removeprefix(self.prompt): array
-            for name, array in golden.arrays(folder / "io.npz").items()
-            if name.startswith(self.prompt)
-        }
+    def __init__(self, folder):
+        self.recorded = golden.arrays(folder / "io.npz")
+        self.prompts = golden.prompts(self.recorded, "mtp_input_ids")
         self.target = jspec.load_target(folder / "model", dtype="float32")
         self.family = FAMILIES[self.target.config.family]
-        self.tokens = golden.int32(self.arrays["input_ids"])
-        self.next_tokens = golden.int32(self.arrays["mtp_input_ids"])
-        self.length = self.tokens.shape[1]
-        self.positions = jnp.arange(self.length, dtype=jnp.int32)[None]
-        passed = self.target.forward(self.target.params, self.tokens, self.positions)
-        self.hidden = passed.hidden
-        close(self.hidden, self.arrays["target_hidden"])
-        close(self.target.logits(self.target.params, self.hidden), self.arrays["target_logits"])
+        rows = self.each("input_ids")
+        self.lengths = jnp.asarray([row.shape[1] for row in rows], jnp.int32)
+        width = max(row.shape[1] for row in rows)
+        self.tokens = golden.int32(golden.padded(rows, width))
+        self.next_tokens = golden.int32(golden.padded(self.each("mtp_input_ids"), width))
+        place = jnp.arange(width, dtype=jnp.int32)
+        self.positions = jnp.broadcast_to(place, self.tokens.shape)
+        self.last = self.lengths[:, None] - 1
 
-    def rows(self):
-        lengths = jnp.asarray([self.length], jnp.int32)
-        return Rows(self.tokens, self.next_tokens, lengths * 0, lengths, self.hidden, ())
+        @jax.jit
+        def run(params):
+            hidden = self.target.forward(params, self.tokens, self.positions).hidden
+            return hidden, self.target.logits(params, hidden)
 
-    def taken_in(self, drafter):
-        state = drafter.init_state(drafter.params, 1, self.length + 8)
-        return jax.jit(drafter.prefill)(drafter.params, state, self.rows())
+        self.hidden, logits = run(self.target.params)
+        self.close(self.hidden, "target_hidden")
+        self.close(logits, "target_logits")
+
+    def each(self, name):
+        return [self.recorded[prompt + name] for prompt in self.prompts]
+
+    def last_of(self, name):
+        """The recorded array at each prompt's last row."""
+        return np.stack([row[0, -1] for row in self.each(name)])
+
+    def close(self, got, name):
+        """`got` up to each prompt's length, or all of it, is what was recorded."""
+        for slot, want in enumerate(self.each(name)):
+            rows = np.asarray(got)[slot, : want.shape[1]]
+            np.testing.assert_allclose(rows, want[0], atol=TOLERANCE, rtol=0, err_msg=name)
+
+    def names(self, pattern):
+        first = self.prompts[0]
+        return [m.groups() for name in self.recorded if (m := re.fullmatch(first + pattern, name))]
+
+    def taken_in(self, drafter, params):
+        none = jnp.zeros_like(self.lengths)
+        rows = Rows(self.tokens, self.next_tokens, none, self.lengths, self.hidden, ())
+        capacity = self.tokens.shape[1] + 8
+        state = drafter.init_state(params, len(self.prompts), capacity)
+        return drafter.prefill(params, state, rows)
 
     def context(self):
-        known = jnp.concatenate([self.tokens, self.next_tokens[:, -1:]], axis=1)
-        lengths = jnp.asarray([self.length], jnp.int32)
-        yes, keys = jnp.ones((1,), bool), jnp.zeros((1, 2), jnp.uint32)
-        return DraftContext(known, lengths, known[:, -1], yes, keys)
-
-    def has(self, pattern):
-        return [m.groups() for name in self.arrays if (m := re.fullmatch(pattern, name))]
-
-
-def close(got, want):
-    np.testing.assert_allclose(np.asarray(got).reshape(want.shape), want, atol=TOLERANCE, rtol=0)
+        batch = len(self.prompts)
+        root = jnp.take_along_axis(self.next_tokens, self.last, axis=1)
+        known = jnp.concatenate([self.tokens, root], axis=1)
+        known = known.at[jnp.arange(batch), self.lengths].set(root[:, 0])
+        yes, keys = jnp.ones((batch,), bool), jnp.zeros((batch, 2), jnp.uint32)
+        return DraftContext(known, self.lengths, root[:, 0], yes, keys)
 
 
 def variants(recording):
-    """(family, names of step 1, names of step 2) as recorded: masking, and what is carried."""
-    for mask, carry in recording.has(r"(masked|unmasked)_carry_(\w+norm)_step2_logits"):
+    """(family, names of both steps' outputs) as recorded: masking, and what is carried."""
+    for mask, carry in recording.names(r"(masked|unmasked)_carry_(\w+norm)_step2_logits"):
         family = replace(
             recording.family, masks_first=mask == "masked", carries_norm=carry == "postnorm"
         )
-        step1 = f"{mask}_step1"
-        step2 = f"{mask}_carry_{carry}_step2"
-        yield family, (f"{step1}_hidden_prenorm", f"{step1}_hidden_postnorm", step1), step2
-    if recording.has(r"step1_block_out"):
-        yield recording.family, ("step1_block_out", "step1_hidden", "step1"), "step2"
+        steps = (f"{mask}_step1", f"{mask}_carry_{carry}_step2")
+        yield (
+            family,
+            [(f"{step}_hidden_prenorm", f"{step}_hidden_postnorm", step) for step in steps],
+        )
+    if recording.names("step1_block_out"):
+        steps = ("step1", "step2")
+        yield recording.family, [(f"{step}_block_out", f"{step}_hidden", step) for step in steps]
 
 
-@each_prompt
-def test_two_chained_steps_of_one_module(recorded):
-    recording = Recording(recorded)
-    found = list(variants(recording))
-    if not found:
-        pytest.skip("this set records several modules in turn")
-    arrays, length = recording.arrays, recording.length
-    for family, (block_out, normed, step1), step2 in found:
+@sets_with(r"p0_(\w+_)?step2_logits", "recordings of one module")
+def test_two_chained_steps_of_one_module(folder):
+    recording = Recording(folder)
+    for family, steps in variants(recording):
         drafter = read_mtp(recording.target, family=family)
-        model = drafter._model(drafter.params)
-        embedded = model.embed(recording.next_tokens)
-        module = model.module
-        out, _ = module(recording.hidden, embedded, recording.positions, None, None)
-        close(out, arrays[block_out])
-        close(module.norm(out), arrays[normed])
-        close(model.logits(module.carried(out)), arrays[f"{step1}_logits"])
 
-        # The same through the drafter: over its cache, then one more row at the next position.
-        state = recording.taken_in(drafter)
-        close(state.hidden, np.asarray(module.carried(out))[:, -1])
-        said = model.logits(state.hidden)
-        close(said, arrays[f"{step1}_logits"][:, -1])
-        token = jnp.argmax(said, axis=-1).astype(jnp.int32)[:, None]
-        np.testing.assert_array_equal(token, arrays[f"{step1}_token"])
-        lengths = jnp.asarray([length], jnp.int32)
-        own = jnp.ones((1, 1, 1), jnp.uint32)
-        prefix = Prefix(state.cache, lengths)
-        out, _ = module(state.hidden[:, None], model.embed(token), lengths[:, None], prefix, own)
-        mimo = step2 == "step2"
-        close(out, arrays[f"{step2}_block_out" if mimo else f"{step2}_hidden_prenorm"])
-        close(module.norm(out), arrays[f"{step2}_hidden" if mimo else f"{step2}_hidden_postnorm"])
-        logits = model.logits(module.carried(out))
-        close(logits, arrays[f"{step2}_logits"])
+        @jax.jit
+        def run(params, drafter=drafter):
+            model = drafter._model(params)
+            module = model.module
 
-        tree = drafter.propose(drafter.params, state, recording.context(), chain(2)).tree
-        assert tree.token[0, 1] == arrays[f"{step1}_token"].item()
-        assert tree.token[0, 2] == arrays[f"{step2}_token"].item()
+            def outputs(out):
+                return out, module.norm(out), model.logits(module.carried(out))
+
+            embedded = model.embed(recording.next_tokens)
+            out, _ = module(recording.hidden, embedded, recording.positions, None, None)
+            # The same through the drafter: over its cache, then one more row, one position on.
+            state = recording.taken_in(drafter, params)
+            said = model.logits(state.hidden)
+            token = jnp.argmax(said, axis=-1).astype(jnp.int32)[:, None]
+            own = jnp.ones((len(recording.prompts), 1, 1), jnp.uint32)
+            prefix = Prefix(state.cache, recording.lengths)
+            embedded = model.embed(token)
+            after, _ = module(
+                state.hidden[:, None], embedded, recording.lengths[:, None], prefix, own
+            )
+            proposal = drafter.propose(params, state, recording.context(), chain(2))
+            return (outputs(out), outputs(after)), said, proposal.tree
+
+        passes, said, tree = run(drafter.params)
+        for (out, normed, logits), (out_name, normed_name, step) in zip(passes, steps):
+            recording.close(out, out_name)
+            recording.close(normed, normed_name)
+            recording.close(logits, f"{step}_logits")
+        want = recording.last_of(f"{steps[0][2]}_logits")
+        np.testing.assert_allclose(said, want, atol=TOLERANCE, rtol=0)
+        tokens = [[row.item() for row in recording.each(f"{step}_token")] for *_, step in steps]
+        np.testing.assert_array_equal(tree.token[:, 1:], np.stack(tokens, axis=1))
 
 
-@each_prompt
-def test_modules_in_turn(recorded):
-    recording = Recording(recorded)
-    layers = sorted(int(layer) for (layer,) in recording.has(r"hf_layer(\d+)_logits"))
-    if not layers:
-        pytest.skip("this set records one module")
-    arrays = recording.arrays
+@sets_with(r"p0_hf_layer1_logits", "recordings of several modules")
+def test_modules_in_turn(folder):
+    recording = Recording(folder)
+    layers = sorted(int(layer) for (layer,) in recording.names(r"hf_layer(\d+)_logits"))
     drafter = read_mtp(recording.target)
     assert drafter.count == len(layers)
-    stack = drafter._stack(drafter.params)
-    hidden, share, shares = recording.hidden, 1.0, []
+    width = recording.tokens.shape[1]
+
+    def batch(layer, name):
+        return golden.int32(golden.padded(recording.each(f"hf_layer{layer}_{name}"), width))
+
+    @jax.jit
+    def run(params):
+        stack = drafter._stack(params)
+        hidden, states = recording.hidden, []
+        for layer in layers:
+            embedded = jnp.take(stack.embedding[...], batch(layer, "input_ids"), axis=0)
+            positions = batch(layer, "position_ids")
+            out, _ = stack.modules[layer](hidden, embedded, positions, None, None)
+            hidden = stack.modules[layer].carried(out)
+            states.append(hidden)
+        logits = [jnp.einsum("bte,ve->btv", state, stack.head[...]) for state in states]
+        # The same through the drafter, which runs true rows once and guesses beside them.
+        state = recording.taken_in(drafter, params)
+        proposal = drafter.propose(params, state, recording.context(), chain(len(layers)))
+        return states, logits, proposal.tree
+
+    states, logits, tree = run(drafter.params)
+    share = np.ones(len(recording.prompts))
     for layer in layers:
-        tokens = golden.int32(arrays[f"hf_layer{layer}_input_ids"])
-        positions = golden.int32(arrays[f"hf_layer{layer}_position_ids"])
-        embedded = jnp.take(stack.embedding[...], tokens, axis=0)
-        out, _ = stack.modules[layer](hidden, embedded, positions, None, None)
-        hidden = stack.modules[layer].carried(out)
-        close(hidden, arrays[f"hf_layer{layer}_hidden_postnorm"])
-        logits = jnp.einsum("bte,ve->btv", hidden, stack.head[...])
-        close(logits, arrays[f"hf_layer{layer}_logits"])
-        last = jax.nn.softmax(jnp.asarray(arrays[f"hf_layer{layer}_logits"][0, -1]))
-        share *= float(last.max())
-        shares.append(share)
-
-    state = recording.taken_in(drafter)
-    draft = jax.jit(drafter.propose, static_argnums=3)
-    tree = draft(drafter.params, state, recording.context(), chain(len(layers))).tree
-    want = [arrays[f"hf_layer{layer}_token"].item() for layer in layers]
-    assert tree.token[0, 1:].tolist() == want
-    np.testing.assert_allclose(tree.score[0, 1:], shares, atol=TOLERANCE, rtol=0)
+        recording.close(states[layer], f"hf_layer{layer}_hidden_postnorm")
+        recording.close(logits[layer], f"hf_layer{layer}_logits")
+        want = [row.item() for row in recording.each(f"hf_layer{layer}_token")]
+        assert tree.token[:, layer + 1].tolist() == want
+        share *= jax.nn.softmax(recording.last_of(f"hf_layer{layer}_logits"), axis=-1).max(axis=-1)
+        np.testing.assert_allclose(tree.score[:, layer + 1], share, atol=TOLERANCE, rtol=0)
 
 
-@each_prompt
-def test_router(recorded):
+@sets_with(r"p0_unmasked_router_logits", "recordings of a router")
+def test_router(folder):
     """Which experts a module's block chooses, and what they weigh."""
-    recording = Recording(recorded)
-    arrays = recording.arrays
-    if "unmasked_router_logits" not in arrays:
-        pytest.skip("this set records no routing")
+    recording = Recording(folder)
     drafter = read_mtp(recording.target)
-    block = drafter._model(drafter.params).module.block
-    x = block.post_attention_norm(jnp.asarray(arrays["unmasked_attn_residual_out"]))
-    chosen, weights = block.mlp.router(x[0])
-    order = np.argsort(chosen, axis=1)
-    experts = np.take_along_axis(np.asarray(chosen), order, axis=1)
-    np.testing.assert_array_equal(experts, arrays["unmasked_topk_experts_sorted"])
-    close(
-        np.take_along_axis(np.asarray(weights), order, axis=1),
-        arrays["unmasked_topk_weights_sorted"],
-    )
+
+    @jax.jit
+    def run(params, x):
+        block = drafter._model(params).module.block
+        return block.mlp.router(block.post_attention_norm(x))
+
+    for slot, x in enumerate(recording.each("unmasked_attn_residual_out")):
+        chosen, weights = map(np.asarray, run(drafter.params, jnp.asarray(x[0])))
+        order = np.argsort(chosen, axis=1)
+        got, want = np.take_along_axis(chosen, order, axis=1), "unmasked_topk_experts_sorted"
+        np.testing.assert_array_equal(got, recording.each(want)[slot])
+        got, want = np.take_along_axis(weights, order, axis=1), "unmasked_topk_weights_sorted"
+        np.testing.assert_allclose(got, recording.each(want)[slot], atol=TOLERANCE, rtol=0)
