@@ -55,8 +55,8 @@ def _resolved(source: str | Path) -> Path:
         return resolve_source(source)
     except ValueError as error:
         raise ValueError(
-            f"drafter {str(source)!r}: {error}; by name there is 'ngram', 'mtp' (and 'none' for "
-            "plain)."
+            f"drafter {str(source)!r}: {error}; by name there are 'ngram' and 'mtp' (and 'none' "
+            "for plain)."
         ) from error
 
 

@@ -62,7 +62,7 @@ def test_refused_before_a_model_is_looked_for(jspec_fails, flags, says):
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--drafter", "eagle9"), "'ngram' (and 'none' for plain)"),
+        (("--drafter", "eagle9"), "'mtp' (and 'none' for plain)"),
         (("--dtype", "float16"), "expected float32 or bfloat16"),
         (("--simulate-accept-length", "40"), "expected 1 to 6"),
         (("--simulate-accept-length", "0.5"), "expected 1 to 6"),
