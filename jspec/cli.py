@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -27,7 +27,7 @@ class Command:
     """One word after `jspec`.
 
     Attributes:
-        options: name of its dataclass in `jspec.commands.options`.
+        options: its dataclass: a name in `jspec.commands.options`, or `module:name`.
         module: whose `run(options)` does it.
         summary: a line in the overview.
         description: the top of its help, with examples.
@@ -37,6 +37,19 @@ class Command:
     module: str
     summary: str
     description: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """A word after `jspec` with commands of its own, which live outside of the package.
+
+    Attributes:
+        table: `module:name` of its commands.
+        summary: a line in the overview.
+    """
+
+    table: str
+    summary: str
 
 
 COMMANDS = {
@@ -116,6 +129,11 @@ Examples:
     ),
 }
 
+GROUPS = {
+    "train": Group(table="train.commands:TRAIN", summary="train a draft head, or measure one"),
+    "data": Group(table="train.commands:DATA", summary="look at, answer or run training data"),
+}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line.
@@ -160,7 +178,8 @@ def one_line(error: Exception | str) -> str:
 
 def _run(words: list[str]) -> int:
     if not words:
-        raise ValueError(f"expected a command: {', '.join(COMMANDS)}; see jspec --help.")
+        known = ", ".join((*COMMANDS, *GROUPS))
+        raise ValueError(f"expected a command: {known}; see jspec --help.")
     if words[0] in ("-h", "--help"):
         print(_overview())
         return 0
@@ -169,15 +188,42 @@ def _run(words: list[str]) -> int:
 
         print(f"jspec {__version__}")
         return 0
+    if words[0] in GROUPS:
+        return _run_in_group(words[0], words[1:])
     if words[0] not in COMMANDS:
-        raise ValueError(
-            f"no command {words[0]!r}: expected {', '.join(COMMANDS)}; see jspec --help."
-        )
-    options = _parse(words[0], words[1:])
+        known = ", ".join((*COMMANDS, *GROUPS))
+        raise ValueError(f"no command {words[0]!r}: expected {known}; see jspec --help.")
+    return _run_command(COMMANDS[words[0]], words[0], words[1:])
+
+
+def _run_in_group(group: str, words: list[str]) -> int:
+    table: dict[str, Command] = _found(GROUPS[group].table)
+    if words and words[0] in ("-h", "--help"):
+        print("\n".join([f"usage: jspec {group} COMMAND [OPTIONS]", "", *_summaries(table)]))
+        return 0
+    if not words or words[0] not in table:
+        said = f"no command {words[0]!r}" if words else "expected a command"
+        raise ValueError(f"{said}: {', '.join(table)}; see jspec {group} --help.")
+    return _run_command(table[words[0]], f"{group} {words[0]}", words[1:])
+
+
+def _run_command(command: Command, name: str, words: list[str]) -> int:
+    options = _parse(command, name, words)
     if options is None:
         return 0
     _speak_on_stderr()
-    return import_module(COMMANDS[words[0]].module).run(options)
+    return import_module(command.module).run(options)
+
+
+def _found(place: str) -> Any:
+    """What `module:name` stands for."""
+    module, name = place.split(":")
+    return getattr(import_module(module), name)
+
+
+def _summaries(table: Mapping[str, Command | Group]) -> list[str]:
+    width = max(map(len, table))
+    return [f"  {name:<{width}}  {command.summary}" for name, command in table.items()]
 
 
 def _speak_on_stderr() -> None:
@@ -203,15 +249,13 @@ def _speak_on_stderr() -> None:
 
 
 def _overview() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
     return "\n".join(
         [
             "usage: jspec COMMAND [OPTIONS]",
             "",
             "Exact speculative decoding in JAX: draft a tree of tokens, verify it in one pass.",
             "",
-            *lines,
+            *_summaries(COMMANDS | GROUPS),
             "",
             "  jspec COMMAND --help  what a command can do, with examples",
             "  jspec --version",
@@ -224,7 +268,7 @@ def _overview() -> str:
     )
 
 
-def _parse(name: str, words: list[str]) -> Any:
+def _parse(command: Command, name: str, words: list[str]) -> Any:
     """The options of a command; None when its help was printed.
 
     Raises:
@@ -232,15 +276,16 @@ def _parse(name: str, words: list[str]) -> Any:
     """
     import tyro
 
-    from jspec.commands import options
-
+    place = (
+        command.options if ":" in command.options else f"jspec.commands.options:{command.options}"
+    )
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
             return tyro.cli(
-                getattr(options, COMMANDS[name].options),
+                _found(place),
                 prog=f"jspec {name}",
-                description=COMMANDS[name].description,
+                description=command.description,
                 args=words,
                 config=(tyro.conf.OmitArgPrefixes,),
             )

@@ -1,1 +1,1 @@
-"""Training draft heads: data, objectives, loop, evaluation. Nothing here yet."""
+"""Training draft heads: data, objectives, loop, evaluation; `jspec train` and `jspec data`."""

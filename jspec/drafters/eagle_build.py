@@ -98,7 +98,8 @@ class _Filler:
             return self._shared("embed_tokens.weight", "embedding", shape)
         if path == ("head",):
             return self._shared("lm_head.weight", "head", shape)
-        parts = [self._take(name, part) for name, part in self._sources(path, shape)]
+        sources = head_sources(path, shape, self.head.config)
+        parts = [self._take(name, part) for name, part in sources]
         array = parts[0] if len(parts) == 1 else np.concatenate(parts)
         return jnp.asarray(array, self.target.dtype)
 
@@ -145,21 +146,34 @@ class _Filler:
         self.left.discard(name)
         return array
 
-    def _sources(self, path: tuple, shape: tuple[int, ...]) -> list[Source]:
-        """Tensors behind one parameter, in order."""
-        match path:
-            case ("fc_norm", index, leaf):
-                return [(f"fc_norm.{index}.{leaf}", shape)]
-            case (name, leaf) if name in ("fc", "norm", "input_norm"):
-                return [(f"{name}.{leaf}", shape)]
-            case ("first", *inside):
-                prefix = "layers.0"
-            case ("layers", index, *inside):
-                first = 1 if self.head.method == "eagle3" else 0
-                prefix = f"layers.{int(index) + first}"
-            case _:
-                raise AssertionError(f"no public name for parameter {path}")
-        return layer_sources(prefix, tuple(inside), shape, self.head.config.decoder)
+
+def head_sources(
+    path: tuple, shape: tuple[int, ...], config: EagleConfig | Eagle3Config
+) -> list[Source]:
+    """Tensors of a `Head` behind one parameter of its module, in order.
+
+    Args:
+        path: of the parameter in `Eagle` or `Eagle3`.
+        shape: of the parameter.
+        config: of the head.
+    """
+    match path:
+        case ("embedding",):
+            return [("embed_tokens.weight", shape)]
+        case ("head",):
+            return [("lm_head.weight", shape)]
+        case ("fc_norm", index, leaf):
+            return [(f"fc_norm.{index}.{leaf}", shape)]
+        case (name, leaf) if name in ("fc", "norm", "input_norm"):
+            return [(f"{name}.{leaf}", shape)]
+        case ("first", *inside):
+            prefix = "layers.0"
+        case ("layers", index, *inside):
+            first = 1 if isinstance(config, Eagle3Config) else 0
+            prefix = f"layers.{int(index) + first}"
+        case _:
+            raise AssertionError(f"no public name for parameter {path}")
+    return layer_sources(prefix, tuple(inside), shape, config.decoder)
 
 
 def _equal(own: np.ndarray, theirs) -> bool:

@@ -20,6 +20,7 @@ from jspec.targets.mlp import MLP
 from jspec.targets.moe import Experts
 from jspec.targets.rope import rotate, rotation
 from pallas_kernels import tree_attention
+from pallas_kernels.masks import to_qlen_only
 
 
 @jax.tree_util.register_dataclass
@@ -53,18 +54,23 @@ class Attention(nnx.Module):
             self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype=dtype)
             self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps, dtype=dtype)
 
-    def __call__(self, x, rope, layer: int, prefix: Prefix | None, ancestors, implementation):
+    def project(self, x: Float[Array, "B T I"], rope):
+        """Queries [B, T, H, D], keys and values [B, T, K, D], rotated to their positions."""
         config = self.config
-        batch, width, _ = x.shape
-        heads = self.qkv_proj(x).reshape(batch, width, -1, config.head_dim)
+        heads = self.qkv_proj(x).reshape(*x.shape[:2], -1, config.head_dim)
         q, k, v = jnp.split(
             heads, [config.num_heads, config.num_heads + config.num_kv_heads], axis=2
         )
         if config.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = rotate(q, *rope), rotate(k, *rope)
+        return rotate(q, *rope), rotate(k, *rope), v
+
+    def __call__(self, x, rope, layer: int, prefix: Prefix | None, ancestors, implementation):
+        batch, width, _ = x.shape
+        q, k, v = self.project(x, rope)
         if prefix is None:
-            mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+            seen = None if ancestors is None else to_qlen_only(ancestors)[:, None]
+            mixed = jax.nn.dot_product_attention(q, k, v, mask=seen, is_causal=seen is None)
         else:
             all_k, all_v = k, v
             if prefix.grown is not None:
@@ -145,8 +151,8 @@ class Decoder(nnx.Module):
             positions: of each token in its sequence (committed length + depth).
             prefix: the committed tokens, or None where there are none; then the new tokens see
                 each other causally.
-            ancestors: with a prefix, the bits of the nodes each one sees (itself included): those
-                grown before, then the new ones.
+            ancestors: the bits of the nodes each one sees (itself included): those grown before,
+                then the new ones. Needed with a prefix; without one None is causal.
             feature_layers: layers whose output is returned, in this order (0 to N-1).
             implementation: of tree attention; see `pallas_kernels`.
         """
