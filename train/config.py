@@ -176,3 +176,71 @@ class Eagle3HeadConfig:
     objective: Eagle3Objective = field(default_factory=Eagle3Objective)
     export_dtype: str = "bfloat16"
     format: Literal["specforge", "safeailab", "speculators"] = "specforge"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eagle1Objective:
+    """What an EAGLE-1 head is trained for.
+
+    Attributes:
+        regression: weight of the smooth L1 loss between hidden states.
+        classification: weight of the soft cross-entropy of what the target's head says to them.
+        noise: width of the uniform noise on hidden states, for sequences of 512.
+        chunk: rows whose logits are held at a time, in all sequences together.
+    """
+
+    regression: float = 1.0
+    classification: float = 0.1
+    noise: float = 0.2
+    chunk: int = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eagle1HeadConfig:
+    """The head: one layer like the target's, whose embedding and head it shares.
+
+    Attributes:
+        start: from the target's own last layer, or random.
+        objective: what it is trained for.
+        export_dtype: of the file, in SafeAILab's layout.
+    """
+
+    start: Start = "target"
+    objective: Eagle1Objective = field(default_factory=Eagle1Objective)
+    export_dtype: str = "bfloat16"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MedusaObjective:
+    """What Medusa heads are trained for.
+
+    Attributes:
+        decay: weight of head k is decay^k.
+        labels: the data's own tokens (hard), or the target's distribution (soft).
+        chunk: rows whose logits are held at a time, in all sequences together.
+    """
+
+    decay: float = 0.8
+    labels: Literal["hard", "soft"] = "soft"
+    chunk: int = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class MedusaHeadConfig:
+    """The heads: residual blocks that start as the identity, and a projection.
+
+    Attributes:
+        num_heads: K.
+        num_layers: residual blocks a head.
+        projection: a matrix for each head (own), one for all (one), or the target's, frozen.
+        draft_vocab_size: tokens they can say; all of the target's with projection target.
+        objective: what they are trained for.
+        export_dtype: of the file.
+    """
+
+    num_heads: int = 4
+    num_layers: int = 1
+    projection: Literal["own", "one", "target"] = "one"
+    draft_vocab_size: int = 8192
+    objective: MedusaObjective = field(default_factory=MedusaObjective)
+    export_dtype: str = "bfloat16"

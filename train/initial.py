@@ -7,7 +7,8 @@ from flax import nnx
 from jspec.drafters.eagle import EagleConfig
 from jspec.drafters.eagle3 import Eagle3Config
 from jspec.drafters.heads import Head
-from jspec.targets import Target
+from jspec.drafters.medusa_build import target_head
+from jspec.targets import RopeConfig, Target, TargetConfig
 from train.config import Start
 from train.data import DraftVocab
 from train.heads import frozen_paths, module_of, public_tensors
@@ -48,10 +49,27 @@ def initial_head(
     return Head(name="head in training", format="jspec", config=config, tensors=tensors)
 
 
-def target_head(target: Target):
-    """The target's output projection, [V, E]."""
-    flat = dict(nnx.to_flat_state(target.params))
-    return flat.get(("head",), flat[("embedding",)])[...]
+def draft_layer(target: Target, max_length: int) -> TargetConfig:
+    """One layer like the target's, for a head that is trained on `max_length` positions."""
+    theirs = target.config
+    return TargetConfig(
+        family="llama",
+        vocab_size=theirs.vocab_size,
+        hidden_size=theirs.hidden_size,
+        intermediate_size=theirs.intermediate_size,
+        num_layers=1,
+        num_heads=theirs.num_heads,
+        num_kv_heads=theirs.num_kv_heads,
+        head_dim=theirs.head_dim,
+        rms_norm_eps=theirs.rms_norm_eps,
+        # Plain rotation: the formats of heads have no word for the target's stretched ones.
+        rope=RopeConfig(theta=theirs.rope.theta, dim=theirs.rope.dim),
+        max_context=max_length,
+        qkv_bias=theirs.qkv_bias,
+        o_bias=theirs.o_bias,
+        mlp_bias=theirs.mlp_bias,
+        qk_norm=theirs.qk_norm,
+    )
 
 
 def _random(config: EagleConfig | Eagle3Config, seed: int) -> dict[str, np.ndarray]:

@@ -40,7 +40,6 @@ class Method:
         frozen: arrays that the loss reads, the target's among them.
         loss: of one batch.
         export: writes trained parameters as a head folder that does not exist yet.
-        depths: K, draft steps it reports on.
         extras: host arrays that a batch gets beside its own (stored features).
         facts: what identifies the run, to be equal on resume.
     """
@@ -50,7 +49,6 @@ class Method:
     frozen: PyTree
     loss: LossFunction
     export: Callable[[PyTree, Path], None]
-    depths: int
     extras: Callable[[Batch], dict[str, np.ndarray]] = no_extras
     facts: dict[str, Any]
 

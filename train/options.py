@@ -9,7 +9,14 @@ from typing import Annotated
 
 from tyro.conf import FlagCreatePairsOff, arg
 
-from train.config import DataConfig, Eagle3HeadConfig, OptimizerConfig, RunConfig
+from train.config import (
+    DataConfig,
+    Eagle1HeadConfig,
+    Eagle3HeadConfig,
+    MedusaHeadConfig,
+    OptimizerConfig,
+    RunConfig,
+)
 
 Switch = Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")]
 
@@ -45,6 +52,36 @@ class TrainEagle3:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrainEagle1:
+    """Train an EAGLE-1 head, which also serves as EAGLE-2.
+
+    jspec train eagle1 --target smollm2-135m --data smollm2_selfdistill.jsonl.gz
+      --out runs/smollm2-eagle1 --features runs/smollm2-features --epochs 2
+    """
+
+    model: TargetFlags
+    data: DataConfig
+    run: RunConfig
+    head: Eagle1HeadConfig = field(default_factory=Eagle1HeadConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainMedusa:
+    """Train Medusa heads on a frozen target (Medusa-1).
+
+    jspec train medusa --target smollm2-135m --data smollm2_selfdistill.jsonl.gz
+      --out runs/smollm2-medusa --features runs/smollm2-features --epochs 2
+    """
+
+    model: TargetFlags
+    data: DataConfig
+    run: RunConfig
+    head: MedusaHeadConfig = field(default_factory=MedusaHeadConfig)
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=1e-3))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Inspect:
     """Look at data as a training run would see it.
 
@@ -70,17 +107,12 @@ class Features:
     """Write the target's hidden states for a data file.
 
     Attributes:
-        target: whose states.
-        data: what is run through it.
         feature_layers: target layers whose output is stored; default those of EAGLE-3 heads.
-        yes: begin without asking, whatever the size.
-        seed: of the order, to be that of the training run.
     """
 
     model: TargetFlags
     data: DataConfig
     feature_layers: tuple[int, ...] | None = None
-    seed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from train.config import OptimizerConfig
 
-LossFunction = Callable[[PyTree, PyTree, PyTree, Array], tuple[Array, dict[str, Array]]]
-"""(trained, frozen, batch, key) -> (loss, sums)."""
+LossFunction = Callable[[PyTree, PyTree, PyTree, Any], tuple[Array, dict[str, Array]]]
+"""(trained, frozen, batch, key) -> (loss, sums); without a key nothing is random."""
 
 
 def learning_rates(config: OptimizerConfig, steps: int) -> optax.Schedule:
@@ -156,6 +156,6 @@ def make_eval(loss: LossFunction, *, dtype) -> Callable[..., tuple[Float[Array, 
 
     def evaluate(params, frozen, batch):
         params = jax.tree.map(lambda x: x.astype(dtype), params)
-        return loss(params, frozen, batch, jax.random.key(0))
+        return loss(params, frozen, batch, None)
 
     return jax.jit(evaluate)

@@ -16,6 +16,31 @@ Examples:
   jspec train eagle3 --target ./model --data sharegpt.json --out runs/head --dry-run
 """,
     ),
+    "eagle1": Command(
+        options="train.options:TrainEagle1",
+        module="train.commands.train",
+        summary="train an EAGLE-1 head, which also serves as EAGLE-2",
+        description="""\
+Train an EAGLE-1 head: it regresses the target's hidden states, and shares the
+target's embedding and head.
+
+Examples:
+  jspec train eagle1 --target smollm2-135m --data answers.jsonl --out runs/eagle1
+""",
+    ),
+    "medusa": Command(
+        options="train.options:TrainMedusa",
+        module="train.commands.train",
+        summary="train Medusa heads on a frozen target",
+        description="""\
+Train Medusa heads: one small head for each of the next places, all reading the
+target's last hidden state.
+
+Examples:
+  jspec train medusa --target smollm2-135m --data answers.jsonl --out runs/medusa
+  jspec train medusa --target ./model --data answers.jsonl --out runs/medusa --projection own
+""",
+    ),
     "eval": Command(
         options="train.options:Evaluate",
         module="train.commands.evaluate",

@@ -12,8 +12,10 @@ from train.commands.plan import show_plan
 from train.data import Schedule
 from train.loop import Method, fit
 from train.methods.common import Prepared, compute_dtype, prepare
+from train.methods.eagle1 import eagle1_method
 from train.methods.eagle3 import eagle3_method
-from train.options import TrainEagle3
+from train.methods.medusa import medusa_method
+from train.options import TrainEagle1, TrainEagle3, TrainMedusa
 
 STOPPED = 143
 """128 + SIGTERM, as shells report it."""
@@ -21,7 +23,7 @@ STOPPED = 143
 Build = Callable[[Any, Target, Prepared], Method]
 
 
-def run(options: TrainEagle3) -> int:
+def run(options: TrainEagle3 | TrainEagle1 | TrainMedusa) -> int:
     """Train as asked.
 
     Returns:
@@ -84,6 +86,23 @@ def _eagle3(options: TrainEagle3, target: Target, prepared: Prepared) -> Method:
     )
 
 
+def _eagle1(options: TrainEagle1, target: Target, prepared: Prepared) -> Method:
+    return eagle1_method(
+        options.head,
+        target,
+        prepared,
+        max_length=prepared.schedule.config.max_length,
+        seed=options.run.seed,
+        features=options.data.features,
+    )
+
+
+def _medusa(options: TrainMedusa, target: Target, prepared: Prepared) -> Method:
+    return medusa_method(options.head, target, prepared, features=options.data.features)
+
+
 _METHODS: dict[type, tuple[Callable[[Any], int], Build]] = {
     TrainEagle3: (lambda options: options.head.objective.num_steps - 1, _eagle3),
+    TrainEagle1: (lambda options: 0, _eagle1),
+    TrainMedusa: (lambda options: options.head.num_heads - 1, _medusa),
 }

@@ -51,10 +51,6 @@ class Record:
     loss_mask: tuple[int, ...] | None = None
 
 
-class BrokenOff(UserWarning):
-    """A data file ends in the middle of a record; everything before it was used."""
-
-
 def read_records(source: str | Path) -> Iterator[Record]:
     """Stream the records of a data file.
 
@@ -69,7 +65,7 @@ def read_records(source: str | Path) -> Iterator[Record]:
         ValueError: no such file, an unknown kind, or a record that cannot be used (it is named).
 
     Warns:
-        BrokenOff: the file ends mid-record; the message says where.
+        UserWarning: the file ends mid-record; the message says where.
     """
     name = str(source)
     if name.startswith(_HUB):
@@ -149,7 +145,6 @@ def _broken(path: Path, whole: int, where: str) -> None:
     warnings.warn(
         f"{path} breaks off {where}: its {whole} whole records are used; download or write it "
         "again for the rest",
-        BrokenOff,
         stacklevel=3,
     )
 

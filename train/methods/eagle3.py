@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
@@ -12,17 +11,18 @@ from jspec.drafters.eagle3 import Eagle3Config
 from jspec.drafters.eagle_config import default_feature_layers
 from jspec.drafters.eagle_formats import write_head
 from jspec.drafters.heads import Head
-from jspec.targets import RopeConfig, Target, TargetConfig
+from jspec.drafters.medusa_build import target_head
+from jspec.targets import Target
 from train.acceptance import acceptance_sums
 from train.config import Eagle3HeadConfig
-from train.data import DraftVocab, always_in, count_draft_vocab
+from train.data import DraftVocab
 from train.heads import merge_head, public_tensors, split_head
-from train.initial import initial_head, target_head
+from train.initial import draft_layer, initial_head
 from train.loop import Method, no_extras
 from train.methods.common import Prepared
 from train.methods.features import stored_features
+from train.methods.view import count_vocab, target_view
 from train.objectives.eagle3 import Eagle3Batch, eagle3_loss
-from train.objectives.teacher import Teacher, look, supervised_rows
 
 
 def eagle3_method(
@@ -44,13 +44,7 @@ def eagle3_method(
         seed: of random weights.
         features: a folder to keep the target's hidden states in; None runs the target every time.
     """
-    vocab = count_draft_vocab(
-        prepared.training,
-        size=min(config.draft_vocab_size, target.config.vocab_size),
-        vocab_size=target.config.vocab_size,
-        always=always_in(target.find_tokenizer(), target.eos_token_ids, target.config.vocab_size),
-        key=prepared.dataset.fingerprint,
-    )
+    vocab = count_vocab(prepared, target, config.draft_vocab_size)
     facts = head_config(config, target, vocab, max_length)
     head = initial_head(facts, target, vocab, start=config.start, seed=seed)
     graphdef, trained, shared = split_head(head, target)
@@ -64,33 +58,21 @@ def eagle3_method(
     }
 
     def loss(trained: PyTree, frozen: PyTree, batch: dict[str, Any], key) -> Any:
-        tokens, documents = batch["tokens"], batch["documents"]
-        supervised = supervised_rows(batch["mask"], documents)
-        if "hidden" in batch:
-            features = tuple(batch["features"][:, :, i] for i in range(len(layers)))
-            teacher = Teacher(batch["hidden"], batch["top"], batch["total"])
-        else:
-            features, teacher = look(
-                target,
-                frozen["target"],
-                tokens,
-                batch["positions"],
-                documents,
-                jnp.pad(supervised[:, :-1], ((0, 0), (1, 0))),
-                feature_layers=layers,
-                packed=packed,
-            )
-        dtype = trained[("fc", "weight")].dtype
-        features, teacher = jax.tree.map(
-            lambda x: x.astype(dtype) if x.ndim == 3 else x, (features, teacher)
+        features, teacher, supervised = target_view(
+            target,
+            frozen["target"],
+            batch,
+            layers=layers,
+            packed=packed,
+            dtype=trained[("fc", "weight")].dtype,
         )
         model = merge_head(graphdef, trained, frozen["shared"])
         value, rows = eagle3_loss(
             model,
             Eagle3Batch(
-                tokens=tokens,
+                tokens=batch["tokens"],
                 positions=batch["positions"],
-                documents=documents,
+                documents=batch["documents"],
                 supervised=supervised,
                 rows=batch["rows"],
                 features=features,
@@ -112,7 +94,6 @@ def eagle3_method(
         frozen=frozen,
         loss=loss,
         export=export,
-        depths=objective.num_steps,
         extras=no_extras
         if features is None
         else stored_features(features, target, prepared, layers)[1],
@@ -134,24 +115,7 @@ def head_config(
     """Shapes of the head: one layer like the target's."""
     theirs = target.config
     return Eagle3Config(
-        decoder=TargetConfig(
-            family="llama",
-            vocab_size=theirs.vocab_size,
-            hidden_size=theirs.hidden_size,
-            intermediate_size=theirs.intermediate_size,
-            num_layers=1,
-            num_heads=theirs.num_heads,
-            num_kv_heads=theirs.num_kv_heads,
-            head_dim=theirs.head_dim,
-            rms_norm_eps=theirs.rms_norm_eps,
-            # Plain rotation: no published format but the target's own says more for a draft layer.
-            rope=RopeConfig(theta=theirs.rope.theta, dim=theirs.rope.dim),
-            max_context=max_length,
-            qkv_bias=theirs.qkv_bias,
-            o_bias=theirs.o_bias,
-            mlp_bias=theirs.mlp_bias,
-            qk_norm=theirs.qk_norm,
-        ),
+        decoder=draft_layer(target, max_length),
         draft_vocab_size=vocab.size,
         target_hidden_size=theirs.hidden_size,
         target_num_layers=theirs.num_layers,

@@ -68,11 +68,7 @@ def look(
         chunk: rows whose logits are held at a time, in all sequences together.
     """
     batch, width = tokens.shape
-    bits = None
-    if packed:
-        place = jnp.arange(width, dtype=jnp.int32)
-        seen = documents[:, :, None] == documents[:, None, :]
-        bits = from_qlen_only(seen & (place[None, :] <= place[:, None])[None])
+    bits = from_qlen_only(seen_by(documents)) if packed else None
     with jax.named_scope("target"):
         out = target.forward(params, tokens, positions, None, bits, feature_layers=feature_layers)
     chunk = max(1, min(chunk // batch, width))
@@ -96,6 +92,13 @@ def look(
     with jax.named_scope("target_head"):
         top, total = jax.lax.fori_loop(0, visits, visit, start)
     return jax.lax.stop_gradient((out.features, Teacher(out.hidden, top, total)))
+
+
+def seen_by(documents: Int[Array, "B T"]) -> Bool[Array, "B T T"]:
+    """Whether row i sees row j: at or before it, in the same text."""
+    place = jnp.arange(documents.shape[1], dtype=jnp.int32)
+    before = place[None, :] <= place[:, None]
+    return (documents[:, :, None] == documents[:, None, :]) & before[None]
 
 
 def align(
