@@ -54,10 +54,7 @@ class SamplingParams:
     logprobs: int | None = None
 
     def __post_init__(self):
-        def expect(name: str, fits: bool, what: str) -> None:
-            if not fits:
-                raise ValueError(f"{name}={getattr(self, name)}; expected {what}.")
-
+        expect = self._expect
         expect("temperature", 0.0 <= self.temperature < float("inf"), "a finite number, 0 or more")
         expect("max_new_tokens", self.max_new_tokens >= 1, "at least 1")
         seed = self.seed
@@ -77,6 +74,10 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         object.__setattr__(self, "banned_token_ids", tuple(self.banned_token_ids))
         self._check_bias()
+
+    def _expect(self, name: str, fits: bool, what: str) -> None:
+        if not fits:
+            raise ValueError(f"{name}={getattr(self, name)}; expected {what}.")
 
     def _check_bias(self) -> None:
         bias = dict(self.logit_bias or {})

@@ -88,7 +88,7 @@ def both(plain, speculative, sampling):
 
 
 @given(st.lists(asked(), min_size=3, max_size=3))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_plain_is_speculative(plain, speculative, requests):
     sampling = [jspec.SamplingParams(max_new_tokens=NEW, **request) for request in requests]
     wanted, got = both(plain, speculative, [*sampling, EVERYTHING])

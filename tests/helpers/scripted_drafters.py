@@ -1,4 +1,4 @@
-"""Drafters that know the answer: always right, always wrong, or either at random.
+"""Drafters that know the answer (always, never or sometimes), and one that draws its guesses.
 
 They exist to drive the engine down every branch, not to be good.
 """
@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.drafters import Drafter, Proposal
-from jspec.trees import StaticTree, fill_static, select_nodes
+from jspec.drafters.draw import pick_children
+from jspec.trees import StaticTree, chain, fill_static, place_static, select_nodes
 
 KINDS = ("right", "wrong", "random")
 
@@ -99,6 +100,60 @@ class Scripted(Drafter):
         return select_nodes(
             context.root, pool, flat, score, jnp.ones(score.shape, bool), tree.num_nodes
         )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Drawn(Drafter):
+    """Draws children from a table by the token before them, or takes the likeliest ones.
+
+    Attributes:
+        table: logits after every token, [V, Vd] float32.
+        ids: target ids of the draft vocabulary, [Vd]; None where both are one.
+    """
+
+    table: np.ndarray
+    ids: np.ndarray | None = None
+    name = "drawn"
+    can_sample = True
+
+    @property
+    def params(self):
+        return jnp.asarray(self.table, jnp.float32)
+
+    def check(self, target, tree):
+        if tree.topk > self.table.shape[1]:
+            raise ValueError("not enough tokens")
+
+    def init_state(self, params, batch, capacity):
+        return ()
+
+    def prefill(self, params, state, rows):
+        return state
+
+    def extend(self, params, state, rows, correct):
+        return state
+
+    def propose(self, params, state, context, tree):
+        shape = tree if isinstance(tree, StaticTree) else chain(tree.num_steps)
+        batch, size = context.root.shape[0], params.shape[1]
+        known = None if self.ids is None else jnp.asarray(self.ids, jnp.int32)
+        token = jnp.zeros((batch, shape.num_nodes), jnp.int32).at[:, 0].set(context.root)
+        drawn_from = jnp.zeros((batch, shape.num_nodes, size))
+        parents, ranks = np.asarray(shape.parents), np.asarray(shape.ranks)
+        for node in range(shape.num_nodes):
+            below = np.flatnonzero(parents == node)
+            if not below.size:
+                continue
+            width = int(ranks[below].max()) + 1
+            found = pick_children(params[token[:, node]][:, None], width, context, node)
+            ids = found.ids[:, 0, ranks[below]]
+            token = token.at[:, below].set(ids if known is None else known[ids])
+            if found.probabilities is not None:
+                drawn_from = drawn_from.at[:, node].set(found.probabilities[:, 0])
+        tree = place_static(shape, token, jnp.ones(token.shape))
+        if context.temperature is None:
+            return Proposal(tree, state)
+        return Proposal(tree, state, drawn_from, known)
 
 
 def answers_from(outputs, capacity: int) -> np.ndarray:

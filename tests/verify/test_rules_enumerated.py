@@ -288,6 +288,25 @@ def test_a_wrong_q_is_noticed():
     assert distances[1] > 0.01
 
 
+def test_what_a_drawn_draft_is_worth():
+    """Accepted tokens on average: Σ p·q when q is ignored, Σ min(p, q), and the most there is."""
+    shape, mean = chain(3), {}
+    for rule in ("rejection", "block"):
+        walk = partial(walked, rule=rule, token_map=None, parents=shape.parents)
+        verified = Verified(shape, Model("random", 4), walk)
+        branches = by_length(verified) if rule == "block" else by_children(verified)
+        mean[rule] = sum(
+            verified.drafts[item][2] * probability.sum() * len(verified.drafts[item][1][accepted])
+            for item, accepted, probability in branches
+        )
+    model, ignored = verified.model, 0.0
+    for path in itertools.chain(*(itertools.product(range(4), repeat=n) for n in (1, 2, 3))):
+        steps = [model.after(path[:n]) for n in range(len(path))]
+        ignored += np.prod([p[x] * q[x] for (p, q), x in zip(steps, path)])
+    assert mean["rejection"] > ignored + 0.2
+    assert mean["block"] > mean["rejection"] + 0.01
+
+
 @pytest.mark.parametrize("kind", ["random", "zeros", "ties"])
 @pytest.mark.parametrize("shape", [chain(3), DEEP, cartesian([3])], ids=["chain", "deep", "flat"])
 def test_target_sampling(shape, kind):
