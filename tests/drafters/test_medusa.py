@@ -352,3 +352,39 @@ def test_state_after_rounds_equals_a_fresh_prefill(target, fitted):
         places = jnp.broadcast_to(jnp.arange(64, dtype=jnp.int32), ids.shape)
         fresh = np.asarray(forward(ids, places))[np.arange(3), np.asarray(batch.state.lengths) - 1]
         np.testing.assert_allclose(batch.state.drafter, fresh, rtol=1e-4, atol=1e-5)
+
+
+def test_drawn_trees_leave_the_target_s_distribution():
+    """χ² of three tokens. Nodes of one depth share what was drawn; a walk passes one of them."""
+    small_target = tiny_target(vocab_size=8, num_layers=1)
+    drafter = random_medusa(small_target, num_heads=2, draft_vocab_size=5)
+    shape = from_choices([[0], [1], [0, 0], [0, 1], [1, 0], [1, 1]])
+    count = 2048
+    engine = jspec.Engine(
+        small_target, drafter, tree=shape, batch_size=count, draft_temperature=1.2
+    )
+    asked = [
+        jspec.SamplingParams(temperature=0.8, max_new_tokens=3, seed=seed, ignore_eos=True)
+        for seed in range(count)
+    ]
+    outputs = engine.generate([[3, 1]] * count, asked)
+    assert {output.stats.rule for output in outputs} == {"rejection"}
+    accepted = np.mean([output.stats.corrects[0] for output in outputs])
+    assert 0.1 < accepted < 1.9
+    seen = np.zeros((8, 8, 8))
+    np.add.at(seen, tuple(np.array([output.token_ids for output in outputs]).T), 1)
+
+    pairs = np.stack(np.meshgrid(*[np.arange(8)] * 2, indexing="ij"), axis=-1).reshape(64, 2)
+    ids = jnp.asarray(np.concatenate([np.tile([3, 1], (64, 1)), pairs], axis=1), jnp.int32)
+    places = jnp.broadcast_to(jnp.arange(4, dtype=jnp.int32), ids.shape)
+    hidden = jax.jit(small_target.forward)(small_target.params, ids, places).hidden
+    p = softmax(np.asarray(small_target.logits(small_target.params, hidden), np.float64) / 0.8)
+    p = p.reshape(8, 8, 4, 8)
+    joint = p[0, 0, 1][:, None, None] * p[:, 0, 2][:, :, None] * p[:, :, 3]
+    expected = count * joint
+    large = expected > 4
+    cells = [seen[large], [seen[~large].sum()]]
+    wanted = [expected[large], [expected[~large].sum()]]
+    seen, expected = np.concatenate(cells), np.concatenate(wanted)
+    chi = ((seen - expected) ** 2 / expected).sum()
+    assert chi < len(seen) + 4.5 * np.sqrt(2 * len(seen))
