@@ -1,6 +1,7 @@
 """Medusa: its trees against slow references, its draws, its state, and greedy text with it."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -54,10 +55,13 @@ def context_of(batch=BATCH, temperature=None, seed=0):
     )
 
 
+@functools.cache
+def compiled(drafter, tree):
+    return jax.jit(lambda p, h, c: drafter.propose(p, h, c, tree))
+
+
 def propose(drafter, tree, hidden, context):
-    return jax.jit(lambda p, h, c: drafter.propose(p, h, c, tree))(
-        drafter.params, jnp.asarray(hidden), context
-    )
+    return compiled(drafter, tree)(drafter.params, jnp.asarray(hidden), context)
 
 
 def hidden_of(target, batch=BATCH, seed=1):
@@ -331,26 +335,36 @@ TREES = {
 }
 
 
+@pytest.fixture(scope="module")
+def engine_of(target, fitted):
+    """One engine for each tree and batch size."""
+
+    @functools.cache
+    def engine(shape, batch):
+        return jspec.Engine(target, fitted, tree=TREES[shape], batch_size=batch)
+
+    return engine
+
+
 @pytest.mark.parametrize("batch", [1, 2, 5])
 @pytest.mark.parametrize("shape", TREES)
-def test_greedy_text_is_the_plain_text(target, plain, fitted, shape, batch):
-    engine = jspec.Engine(target, fitted, tree=TREES[shape], batch_size=batch)
+def test_greedy_text_is_the_plain_text(plain, engine_of, shape, batch):
+    engine = engine_of(shape, batch)
     outputs = engine.generate(PROMPTS[:batch], jspec.SamplingParams(max_new_tokens=NEW))
     assert [o.token_ids for o in outputs] == [o.token_ids for o in plain[:batch]]
     assert sum(o.stats.correct for o in outputs) > 2 * batch, "the heads are never right"
     assert engine.traces["rounds"] == 1
 
 
-def test_state_after_rounds_equals_a_fresh_prefill(target, fitted):
-    engine = jspec.Engine(target, fitted, tree=TREES["static"], batch_size=3)
-    asked = [jspec.SamplingParams(max_new_tokens=new) for new in (24, 11, 17)]
-    batch = Batch(engine, PROMPTS[:3], asked, 3, incremental=False)
+def test_state_after_rounds_equals_a_fresh_prefill(target, engine_of):
+    asked = [jspec.SamplingParams(max_new_tokens=new) for new in (24, 11, 17, 24, 5)]
+    batch = Batch(engine_of("static", 5), PROMPTS, asked, 5, incremental=False)
     forward = jax.jit(lambda ids, places: target.forward(target.params, ids, places).hidden)
     while batch.running:
         batch.advance(3)
         ids = batch.state.tokens[:, :64]
         places = jnp.broadcast_to(jnp.arange(64, dtype=jnp.int32), ids.shape)
-        fresh = np.asarray(forward(ids, places))[np.arange(3), np.asarray(batch.state.lengths) - 1]
+        fresh = np.asarray(forward(ids, places))[np.arange(5), np.asarray(batch.state.lengths) - 1]
         np.testing.assert_allclose(batch.state.drafter, fresh, rtol=1e-4, atol=1e-5)
 
 
@@ -359,7 +373,7 @@ def test_drawn_trees_leave_the_target_s_distribution():
     small_target = tiny_target(vocab_size=8, num_layers=1)
     drafter = random_medusa(small_target, num_heads=2, draft_vocab_size=5)
     shape = from_choices([[0], [1], [0, 0], [0, 1], [1, 0], [1, 1]])
-    count = 2048
+    count = 1024
     engine = jspec.Engine(
         small_target, drafter, tree=shape, batch_size=count, draft_temperature=1.2
     )

@@ -10,7 +10,6 @@ from tiny_models import tiny_target
 import jspec
 from jspec.drafters import NGram, probe
 from jspec.drafters.probe import warn_if_useless
-from jspec.trees import chain
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +32,7 @@ def scripted(target):
 def test_measures_acceptance_of_the_first_guess(target, scripted):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert warn_if_useless(target, scripted("right"), chain(2)) == 1.0
+        assert warn_if_useless(target, scripted("right")) == 1.0
     with pytest.warns(UserWarning, match=r"wrong guesses 0\.0% .* Likely causes: it was trained"):
         assert warn_if_useless(target, scripted("wrong")) == 0.0
 
