@@ -52,7 +52,7 @@ def target(tmp_path_factory):
 def test_greedy_text_is_the_targets(target, kind, tree):
     model = target(kind)
     want = jspec.Engine(model).generate(PROMPTS, SAMPLING)
-    engine = jspec.Engine(model, "mtp", tree=tree)
+    engine = jspec.Engine(model, jspec.load_drafter("mtp", model, probe=False), tree=tree)
     got = engine.generate(PROMPTS, SAMPLING)
     assert [o.token_ids for o in got] == [o.token_ids for o in want]
     assert got[0].stats.drafter == "mtp"
@@ -78,7 +78,7 @@ def _caches(state):
 def test_extended_state_is_a_fresh_prefill(target, kind):
     """Also where a prompt is shorter than there are modules."""
     model = target(kind)
-    drafter = jspec.load_drafter("mtp", model)
+    drafter = jspec.load_drafter("mtp", model, probe=False)
     tokens = np.random.default_rng(4).integers(0, 40, (2, 24))
     tokens = jnp.asarray(tokens, jnp.int32)
     make = jax.jit(partial(_rows, model, tokens), static_argnums=2)
@@ -112,7 +112,7 @@ def test_extended_state_is_a_fresh_prefill(target, kind):
 def test_first_guesses_of_a_short_text(target):
     """One committed token and three modules: rows before the text's start are never seen."""
     model = target("in-turn")
-    drafter = jspec.load_drafter("mtp", model)
+    drafter = jspec.load_drafter("mtp", model, probe=False)
     tokens = jnp.asarray([[3, 8, 0, 0]], jnp.int32)
     one = jnp.ones((1,), jnp.int32)
     keys, yes = jnp.zeros((1, 2), jnp.uint32), jnp.ones((1,), bool)
@@ -145,7 +145,7 @@ def test_first_guesses_of_a_short_text(target):
 def test_embedding_and_head_are_the_targets_own(target):
     for kind in ("deepseek_v3", "in-turn"):
         model = target(kind)
-        params = jspec.load_drafter("mtp", model).params
+        params = jspec.load_drafter("mtp", model, probe=False).params
         assert params["embedding"][...] is model.embedding
         assert params["head"][...] is model.head
 
@@ -160,7 +160,7 @@ def load(tmp_path):
             k: v for k, v in (tiny_tensors(public) | (tensors or {})).items() if v is not None
         }
         folder = write_checkpoint(tmp_path, public | config, weights)
-        return jspec.load_drafter("mtp", jspec.load_target(folder, dtype="float32"))
+        return jspec.load_drafter("mtp", jspec.load_target(folder, dtype="float32"), probe=False)
 
     return run
 
@@ -199,9 +199,9 @@ def test_checkpoint_without_modules(load):
 def test_families_without_modules_are_refused_by_name():
     message = r"'llama' targets .* deepseek_v3, glm4_moe, mimo \(Qwen3-Next's and Ernie-4\.5's"
     with pytest.raises(NotImplementedError, match=message):
-        jspec.load_drafter("mtp", tiny_target())
+        jspec.load_drafter("mtp", tiny_target(), probe=False)
     with pytest.raises(ValueError, match=r"made in memory.*load the target from a folder"):
-        jspec.load_drafter("mtp", tiny_target(family="mimo", mtp_layers=1))
+        jspec.load_drafter("mtp", tiny_target(family="mimo", mtp_layers=1), probe=False)
 
 
 @pytest.mark.parametrize(
@@ -213,13 +213,13 @@ def test_families_without_modules_are_refused_by_name():
 )
 def test_modules_in_turn_draft_short_chains(target, tree, message):
     with pytest.raises(NotImplementedError, match=message):
-        jspec.Engine(target("in-turn"), "mtp", tree=tree)
+        jspec.Engine(target("in-turn"), read_mtp(target("in-turn")), tree=tree)
 
 
 @pytest.mark.parametrize("kind", ["deepseek_v3", "in-turn", "mimo"])
 def test_written_checkpoint_is_the_one_read(target, tmp_path, kind):
     model = target(kind)
-    params = jspec.load_drafter("mtp", model).params
+    params = jspec.load_drafter("mtp", model, probe=False).params
     count = model.config.mtp_layers
     modules = [params["module"]] if count == 1 else [params["modules"][i] for i in range(count)]
     write_with_modules(model, modules, tmp_path / "new")
@@ -234,7 +234,7 @@ def test_written_checkpoint_is_the_one_read(target, tmp_path, kind):
 
 def test_in_memory_target_needs_its_config(target, tmp_path):
     model = target("mimo")
-    module = jspec.load_drafter("mtp", model).params["module"]
+    module = jspec.load_drafter("mtp", model, probe=False).params["module"]
     memory = type(model)(
         name="memory", config=model.config, graphdef=model.graphdef, params=model.params
     )

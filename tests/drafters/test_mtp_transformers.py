@@ -71,7 +71,7 @@ def test_glm(tmp_path):
     save_file(tensors, tmp_path / "model.safetensors")
 
     target = jspec.load_target(tmp_path, dtype="float32")
-    drafter = jspec.load_drafter("mtp", target)
+    drafter = jspec.load_drafter("mtp", target, probe=False)
 
     @jax.jit
     def run(params):
