@@ -6,8 +6,12 @@ import pytest
 from tiny_medusa import random_heads
 
 import jspec
+from jspec.cli import main
 from jspec.drafters.medusa_formats import write_heads
 from jspec.trees import from_choices
+
+# The heads are random, and loading them says so.
+pytestmark = pytest.mark.filterwarnings("ignore:medusa guesses")
 
 
 @pytest.fixture(scope="module")
@@ -104,11 +108,16 @@ def test_absent_tree(jspec_fails):
     assert "cannot read absent.json: No such file" in jspec_fails(*base, "--tree", "absent.json")
 
 
-def test_what_has_no_fixed_accuracies_is_refused(jspec_fails, model, tree_file, flags):
+def test_what_has_no_fixed_accuracies_is_refused(jspec_fails, flags):
     says = jspec_fails("tune-tree", *flags[:3], "--drafter", "ngram")
     assert "the guesses of ngram depend on the path" in says
     says = jspec_fails("tune-tree", *flags, "--output", "absent/tree.json")
     assert "the folder absent does not exist" in says
+
+
+def test_a_tree_deeper_than_the_heads(capsys, flags, tree_file):
     deep = tree_file("[[0], [0, 0], [0, 0, 0]]")
-    says = jspec_fails("generate", *flags, "--prompt", "a", "--tree", deep)
-    assert "num_steps=3 levels, but Medusa drafts one a head and has 2 heads" in says
+    assert main(["generate", *flags, "--prompt", "a", "--tree", deep]) == 2
+    found, complaint = capsys.readouterr().err.splitlines()
+    assert "Medusa, 2 heads" in found  # what was loaded is said first
+    assert "num_steps=3 levels, but Medusa drafts one a head and has 2 heads" in complaint
