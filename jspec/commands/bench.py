@@ -19,7 +19,7 @@ import jspec
 from jspec.commands.figures import check_writable, dump_json, write_json
 from jspec.commands.measure import Comparison, by_prompt
 from jspec.commands.options import Bench
-from jspec.commands.parts import encode_all, sampling_from, target_from, tree_from
+from jspec.commands.parts import encode_all, rule_from, sampling_from, target_from, tree_from
 from jspec.commands.prompts import read_or_built_in
 from jspec.commands.show import PlainConsole
 from jspec.commands.table import print_table
@@ -33,6 +33,7 @@ def run(options: Bench) -> int:
     requests = read_or_built_in(measure.prompts, measure.limit)
     options.chat.wanted()
     tree, sampling = tree_from(options.model, options.tree), sampling_from(options.sampling)
+    rule = rule_from(options.model, options.verify)
     if sampling.seed is None:
         sampling = dataclasses.replace(sampling, seed=0)  # both ways must draw the same noise
     target = target_from(options.model)
@@ -42,6 +43,8 @@ def run(options: Bench) -> int:
         options.model.drafter,
         tree=tree,
         batch_size=measure.batch,
+        verification=rule,
+        draft_temperature=options.verify.draft_temperature,
         simulate_accept_length=options.model.simulate_accept_length,
     )
     prompts = encode_all(plain, requests, options.chat)
@@ -113,6 +116,7 @@ def _settings(options: Bench, engine: Engine) -> dict[str, Any]:
         "repeats": options.measure.repeats,
         "chat": options.chat.wanted(),
         **dataclasses.asdict(options.sampling),
+        **dataclasses.asdict(options.verify),
     }
 
 

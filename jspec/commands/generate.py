@@ -12,7 +12,7 @@ from rich.text import Text
 
 from jspec.commands.figures import without_nan
 from jspec.commands.options import Generate
-from jspec.commands.parts import encode_all, sampling_from, target_from, tree_from
+from jspec.commands.parts import encode_all, rule_from, sampling_from, target_from, tree_from
 from jspec.commands.prompts import Request, one_prompt, read_prompts
 from jspec.commands.show import NOT_REAL, TextWriter, summary, token_text
 from jspec.engine import Engine, Output, Update
@@ -71,15 +71,20 @@ def run(options: Generate) -> int:
     output = options.output
     if output.json and output.show_tree:
         raise ValueError("--json and --show-tree exclude each other; give one of them.")
+    if options.sampling.logprobs is not None and not output.json:
+        raise ValueError("--logprobs are printed by --json; add it.")
     requests = _requests(options)
     options.chat.wanted()
     tree, sampling = tree_from(options.model, options.tree), sampling_from(options.sampling)
+    rule = rule_from(options.model, options.verify)
     target = target_from(options.model)
     engine = Engine(
         target,
         options.model.drafter,
         tree=tree,
         batch_size=1,
+        verification=rule,
+        draft_temperature=options.verify.draft_temperature,
         simulate_accept_length=options.model.simulate_accept_length,
     )
     prompts = encode_all(engine, requests, options.chat)
@@ -167,6 +172,11 @@ def _json_line(
         "rule": stats.rule,
         "simulated": output.simulated,
     }
+    if output.logprobs is not None and output.top_logprobs is not None:
+        entry["logprobs"] = output.logprobs
+        entry["top_logprobs"] = [
+            [[token, value] for token, value in top.items()] for top in output.top_logprobs
+        ]
     utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
     return json.dumps(without_nan(entry), ensure_ascii=not utf8, allow_nan=False)
 

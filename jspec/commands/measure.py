@@ -14,6 +14,7 @@ from jspec.engine import Engine, Output, Stats
 from jspec.engine.batch import Batch
 from jspec.engine.stats import acceptance_by_depth
 from jspec.sampling import SamplingParams
+from jspec.verify import TargetSampling
 
 WAYS = ("plain", "speculative")
 
@@ -170,6 +171,7 @@ class Comparison:
             emitted = [length for one in stats for length in one.accept_lengths]
             widths = sum((self._widths(runs) for runs in groups), Counter())
             figures |= {
+                "rule": stats[0].rule,
                 "accept_length": _ratio(sum(emitted), len(emitted)),
                 "acceptance_by_depth": acceptance_by_depth(stats),
                 "drafted": sum(one.drafted for one in stats),
@@ -216,8 +218,11 @@ class Comparison:
             for before, after in zip(self.runs["plain"], self.runs["speculative"])
             for plain, speculative in zip(before.outputs, after.outputs)
         ]
-        if self.engines["speculative"].round.simulate_accept_length is not None:
-            pairs = []  # not real text
+        engine = self.engines["speculative"].round
+        simulated = engine.simulate_accept_length is not None
+        rule = engine.rule_for(self.sampling.temperature > 0)
+        if simulated or not isinstance(rule, TargetSampling):
+            pairs = []  # not real text, or drawn with other noise
         same_tokens = sum(_common(one, other) for one, other in pairs)
         return {
             "identical": sum(one == other for one, other in pairs),

@@ -86,12 +86,29 @@ class SamplingFlags:
     Attributes:
         max_new_tokens: at most this many tokens are generated.
         temperature: 0 is greedy.
-        seed: of the sampling noise; the same seed gives the same text, with and without a drafter.
+        top_k: draw from this many likeliest tokens.
+        top_p: draw from the likeliest tokens that together hold this much probability.
+        min_p: draw from tokens at least this probable relative to the likeliest.
+        repetition_penalty: divides (where positive) or multiplies the logits of tokens in prompt or
+            output.
+        presence_penalty: subtracted from logits of tokens in the output.
+        frequency_penalty: subtracted as often as the token is in the output.
+        logit_bias: token id and what to add to its logit, such as 17:-2.5; -inf bans the token;
+            may be given several times.
+        seed: of the sampling noise; the same seed gives the same text, and by target sampling the
+            same with and without a drafter.
         ignore_eos: do not stop at the model's own end tokens.
     """
 
     max_new_tokens: int = 128
     temperature: float = 0.0
+    top_k: Annotated[int, _default("off", "INT")] = 0
+    top_p: Annotated[float, _default("off", "FLOAT")] = 1.0
+    min_p: Annotated[float, _default("off", "FLOAT")] = 0.0
+    repetition_penalty: Annotated[float, _default("off", "FLOAT")] = 1.0
+    presence_penalty: Annotated[float, _default("off", "FLOAT")] = 0.0
+    frequency_penalty: Annotated[float, _default("off", "FLOAT")] = 0.0
+    logit_bias: Annotated[UseAppendAction[tuple[str, ...]], _hint("ID:VALUE")] = ()
     seed: Annotated[int | None, _default("a fresh one every time", "INT")] = None
     ignore_eos: Switch = False
 
@@ -102,9 +119,42 @@ class TextFlags(SamplingFlags):
 
     Attributes:
         stop: cut the text before this string; may be given several times.
+        logprobs: with --json: log-probabilities of the text's tokens, and of this many likeliest
+            ones in the place of each.
     """
 
     stop: Annotated[UseAppendAction[tuple[str, ...]], _hint("TEXT")] = ()
+    logprobs: Annotated[int | None, _default("none", "INT")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyFlags:
+    """How drafted tokens are accepted where texts are sampled.
+
+    Attributes:
+        verification: target-sampling, rejection (for drawn drafts) and block (for drawn chains)
+            keep the target's distribution; typical (Medusa's) and thresholds (SGLang's) are lossy.
+        draft_temperature: the drafter draws its guesses at this temperature; needs a drafter that
+            can, and a chain or a fixed tree.
+        threshold_single: of thresholds: accept any child at least this probable.
+        threshold_acc: of thresholds: divides the sum of the children's probabilities.
+        typical_epsilon: of typical: accept any child more probable than this.
+        typical_delta: of typical: lowers that bar where the target is undecided.
+    """
+
+    verification: Annotated[
+        Literal["target-sampling", "rejection", "block", "typical", "thresholds"] | None,
+        _default("rejection with --draft-temperature, else target-sampling", "RULE"),
+    ] = None
+    draft_temperature: Annotated[float | None, _default("that of the text", "FLOAT")] = None
+    threshold_single: Annotated[float | None, _default("1, lossless", "FLOAT")] = None
+    threshold_acc: Annotated[float | None, _default("1, lossless", "FLOAT")] = None
+    typical_epsilon: Annotated[float | None, _default("0.09", "FLOAT")] = None
+    typical_delta: Annotated[float | None, _default("0.3", "FLOAT")] = None
+
+    def given(self) -> dict[str, Any]:
+        """The flags that were set."""
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +218,7 @@ class Generate:
     output: ShowFlags = field(default_factory=ShowFlags)
     chat: ChatFlags = field(default_factory=ChatFlags)
     sampling: TextFlags = field(default_factory=TextFlags)
+    verify: VerifyFlags = field(default_factory=VerifyFlags)
     tree: TreeFlags = field(default_factory=TreeFlags)
 
 
@@ -198,6 +249,7 @@ class Bench:
     measure: MeasureFlags = field(default_factory=MeasureFlags)
     chat: ChatFlags = field(default_factory=ChatFlags)
     sampling: SamplingFlags = field(default_factory=SamplingFlags)
+    verify: VerifyFlags = field(default_factory=VerifyFlags)
     tree: TreeFlags = field(default_factory=TreeFlags)
 
 

@@ -11,12 +11,14 @@ from jspec.commands.options import (
     SamplingFlags,
     TargetFlags,
     TreeFlags,
+    VerifyFlags,
 )
 from jspec.commands.prompts import Request
 from jspec.engine import Engine
 from jspec.sampling import SamplingParams
 from jspec.targets import Target, load_target
 from jspec.trees import StaticTree, TreeConfig, TreeSpec, from_choices
+from jspec.verify import RULES, Rule, Thresholds, TypicalAcceptance
 
 
 def tree_from(model: ModelFlags, tree: TreeFlags) -> TreeSpec | None:
@@ -72,7 +74,40 @@ def sampling_from(flags: SamplingFlags) -> SamplingParams:
     Raises:
         ValueError: a value outside its range.
     """
-    return SamplingParams(**vars(flags))
+    bias = {}
+    for entry in flags.logit_bias:
+        token, colon, value = entry.partition(":")
+        try:
+            bias[int(token)] = float(value if colon else "")
+        except ValueError:
+            raise ValueError(
+                f"--logit-bias {entry}: expected a token id and a number, such as 17:-2.5."
+            ) from None
+    return SamplingParams(**{**vars(flags), "logit_bias": bias})
+
+
+def rule_from(model: ModelFlags, flags: VerifyFlags) -> Rule | None:
+    """The verification rule that was asked for; None for the one that suits the draft.
+
+    Raises:
+        ValueError: a rule's setting without the rule, a value outside its range, or no drafter.
+    """
+    given = flags.given()
+    if given and model.drafter == "none":
+        raise ValueError(f"{_flags(given)} needs a drafter; leave it out for plain decoding.")
+    settings = {}
+    for flag, (rule, name) in {
+        "threshold_single": (Thresholds, "single"),
+        "threshold_acc": (Thresholds, "acc"),
+        "typical_epsilon": (TypicalAcceptance, "epsilon"),
+        "typical_delta": (TypicalAcceptance, "delta"),
+    }.items():
+        if flag not in given:
+            continue
+        if flags.verification != rule.name:
+            raise ValueError(f"{_flags([flag])} is a setting of --verification {rule.name}.")
+        settings[name] = given[flag]
+    return None if flags.verification is None else RULES[flags.verification](**settings)
 
 
 def target_from(model: TargetFlags) -> Target:

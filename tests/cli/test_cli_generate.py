@@ -10,9 +10,12 @@ import pytest
 from tiny_models import tiny_target
 
 from jspec.commands.generate import Clock
+from jspec.commands.options import ModelFlags, VerifyFlags
+from jspec.commands.parts import rule_from
 from jspec.commands.show import TextWriter, summary
 from jspec.engine import Engine
 from jspec.engine.text import Piece
+from jspec.verify import BlockVerification, Thresholds, TypicalAcceptance
 
 LAST_LINE = re.compile(
     r"(\d+) tokens?, (\d+\.\d) tokens/s while decoding, τ (\d\.\d\d), (\d+) rounds?"
@@ -130,6 +133,33 @@ def test_chat_is_the_default_where_there_is_a_template(generate, base_model):
     assert default == chat
     assert default != text
     assert json.loads(generate(*flags, target=base_model))["token_ids"]
+
+
+def test_sampling_flags(generate):
+    flags = (
+        *(*PROMPT, "--json", "--max-new-tokens", "12", "--no-chat", "--temperature", "0.8"),
+        *("--seed", "3", "--top-k", "20", "--top-p", "0.9", "--min-p", "0.01"),
+        *("--repetition-penalty", "1.2", "--presence-penalty", "0.1", "--logit-bias", "5:-inf"),
+        *("--frequency-penalty", "0.2", "--logit-bias", "7:1.5"),
+    )
+    drafted = json.loads(generate(*flags, "--logprobs", "2"))
+    plain = json.loads(generate(*flags, "--drafter", "none"))
+    assert drafted["token_ids"] == plain["token_ids"]
+    assert "logprobs" not in plain
+    assert len(drafted["logprobs"]) == len(drafted["top_logprobs"]) == 12
+    assert all(len(top) == 2 and top[0][1] >= top[1][1] for top in drafted["top_logprobs"])
+    assert drafted["rule"] == "target-sampling"
+
+
+def test_rules_from_flags():
+    model = ModelFlags(target="x")
+    assert rule_from(model, VerifyFlags()) is None
+    block = rule_from(model, VerifyFlags(verification="block", draft_temperature=0.7))
+    assert block == BlockVerification()
+    lossy = VerifyFlags(verification="typical", typical_delta=0.2)
+    assert rule_from(model, lossy) == TypicalAcceptance(delta=0.2)
+    lossy = VerifyFlags(verification="thresholds", threshold_acc=0.5)
+    assert rule_from(model, lossy) == Thresholds(acc=0.5)
 
 
 def test_stop_strings(generate):
