@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 # Wide trees cost seconds a round on a CPU: fewer prompts of them.
-PROMPTS = {8: 10, 26: 3, 60: 2}
+PROMPTS = {8: 10, 26: 2, 60: 1}
 
 
 def settings():
