@@ -1,0 +1,182 @@
+"""What sampling costs on a CPU, in one run: `python benchmarks/sampling.py [--json OUT]`.
+
+Logits processing and verification of T nodes, beside the verify pass that gave their logits, for
+requests that ask more and more and for every rule. All programs take turns; read the ratios.
+
+Then what a drawn draft is worth: mean accept lengths of the rules at temperature 1, for a drafter
+that draws from the target's own distribution with noise on its logits.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jspec
+from jspec.commands.figures import dump_json, write_json
+from jspec.drafters import Proposal
+from jspec.sampling import History, SamplingParams, Shaping, branch_tokens, process_logits
+from jspec.targets import Prefix, Target
+from jspec.targets.masks import causal_bits
+from jspec.trees import build
+from jspec.verify import RULES, Greedy, Slots
+
+TEXT = (
+    "Speculative decoding drafts several tokens and verifies them in one pass of the target. The "
+    "cost of a pass is the time to read its weights, so a few more tokens come almost for free. "
+)
+PENALTIES = {"repetition_penalty": 1.1, "presence_penalty": 0.1, "frequency_penalty": 0.1}
+ASKED: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "greedy, penalties, bias": {**PENALTIES, "logit_bias": {3: -1.0}},
+    "temperature 1": {"temperature": 1.0},
+    "top-k 50": {"temperature": 1.0, "top_k": 50},
+    "top-p 0.9": {"temperature": 1.0, "top_p": 0.9},
+    "top-p 0.95 at temperature 2": {"temperature": 2.0, "top_p": 0.95},
+    "min-p 0.05": {"temperature": 1.0, "min_p": 0.05},
+    "everything": {
+        "temperature": 1.0,
+        **{"top_k": 50, "top_p": 0.9, "min_p": 0.05, "logit_bias": {3: -1.0}},
+        **PENALTIES,
+    },
+}
+
+
+def costs(target: Target, nodes: int, repeats: int) -> dict:
+    """Milliseconds of the pass, and of processing and verifying what it gave."""
+    ids = target.tokenizer.encode(TEXT * 8)[: 256 + nodes]
+    length = len(ids) - nodes
+    cache = target.empty_cache(1, 512)
+    tokens = jnp.asarray([ids], jnp.int32)
+    lengths = jnp.full((1,), length, jnp.int32)
+    places = jnp.arange(len(ids), dtype=jnp.int32)[None]
+    params = target.params
+
+    def prefill(params, cache):
+        passed = target.forward(params, tokens[:, :length], places[:, :length])
+        path = jnp.arange(length, dtype=jnp.int32)[None]
+        return cache.commit(passed.new, path, lengths, jnp.zeros((1,), jnp.int32))
+
+    cache = jax.jit(prefill)(params, cache)
+    drafted = tokens[:, length:]
+    parents = jnp.arange(-1, nodes - 1, dtype=jnp.int32)[None]
+    tree = build(drafted, parents, jnp.ones(drafted.shape, bool))
+
+    @jax.jit
+    def verify(params, cache):
+        prefix = Prefix(cache, lengths)
+        passed = target.forward(params, drafted, places[:, length:], prefix, causal_bits(nodes))
+        return target.logits(params, passed.hidden)
+
+    logits = verify(params, cache)
+    vocabulary = target.config.vocab_size
+    history = History.of_prompts(tokens[:, :length], lengths, vocabulary)
+    # A draft close to the target, so that rejection has a path to walk.
+    drawn_from = jax.nn.softmax(logits + 0.3 * jax.random.normal(jax.random.key(0), logits.shape))
+    likely = Proposal(tree, ())
+    drawn = Proposal(tree, (), drawn_from)
+
+    def program(rule, asked: SamplingParams, proposal: Proposal) -> Callable:
+        shaping = Shaping.of([asked], 1, vocabulary)
+        slots = Slots(jnp.full((1,), asked.temperature), jnp.zeros((1, 2), jnp.uint32), lengths)
+
+        @jax.jit
+        def run(logits, history, proposal):
+            branch = branch_tokens(tree, nodes - 1) if shaping.looks_back else None
+            processed = process_logits(
+                logits,
+                shaping,
+                slots.temperature,
+                places[:, :nodes],
+                history,
+                branch,
+                sampled=asked.temperature > 0,
+            )
+            judged = rule.judge(processed, slots, tree.depth)
+            return rule.walk(judged, proposal, slots, max_path=nodes)
+
+        return lambda: run(logits, history, proposal)
+
+    programs: dict[str, Callable] = {"pass": lambda: verify(params, cache)}
+    for name, asked in ASKED.items():
+        params_ = SamplingParams(**asked)
+        rule = RULES["target-sampling"]() if params_.temperature > 0 else Greedy()
+        programs[name] = program(rule, params_, likely)
+    warm = SamplingParams(temperature=1.0)
+    for name in ("rejection", "block", "typical", "thresholds"):
+        programs[name] = program(RULES[name](), warm, drawn)
+    times: dict[str, list[float]] = {name: [] for name in programs}
+    for repeat in range(repeats + 2):
+        for name, run in programs.items():
+            start = time.perf_counter()
+            jax.block_until_ready(run())
+            if repeat > 1:
+                times[name].append(time.perf_counter() - start)
+    whole = median(times["pass"])
+    return {
+        "nodes": nodes,
+        "vocabulary": vocabulary,
+        "ms": {name: 1e3 * median(values) for name, values in times.items()},
+        "share_of_pass": {name: median(v) / whole for name, v in times.items() if name != "pass"},
+    }
+
+
+def worth(vocabulary: int = 256, steps: int = 4, noise: float = 1.0, chains: int = 1000) -> dict:
+    """Mean accept lengths on chains drawn from q, where p and q are the same up to noise."""
+    rng = np.random.default_rng(0)
+    row = 2.5 * rng.standard_normal(vocabulary)
+    logits = row + noise * rng.standard_normal((steps + 1, vocabulary))
+    q = np.exp(row - row.max())
+    q /= q.sum()
+    batch = (chains, steps + 1)
+    drawn = rng.choice(vocabulary, batch, p=q)
+    likely = np.full(batch, row.argmax())
+    parents = jnp.broadcast_to(jnp.arange(-1, steps, dtype=jnp.int32), batch)
+    keys = np.stack([np.zeros(chains), np.arange(chains)], axis=1).astype(np.uint32)
+    slots = Slots(jnp.ones((chains,)), jnp.asarray(keys), jnp.zeros((chains,), jnp.int32))
+    after = jnp.broadcast_to(jnp.asarray(logits, jnp.float32), (*batch, vocabulary))
+    before = jnp.broadcast_to(jnp.asarray(q, jnp.float32), (*batch, vocabulary))
+    found = {}
+    for name, rule, tokens in (
+        ("likeliest tokens, target-sampling", "target-sampling", likely),
+        ("drawn tokens, target-sampling", "target-sampling", drawn),
+        ("drawn tokens, rejection", "rejection", drawn),
+        ("drawn tokens, block", "block", drawn),
+    ):
+        rule = RULES[rule]()
+
+        @jax.jit
+        def run(tokens, after, before, rule=rule):
+            tree = build(tokens, parents, jnp.ones(batch, bool))
+            proposal = Proposal(tree, (), before)
+            judged = rule.judge(after, slots, tree.depth)
+            return rule.walk(judged, proposal, slots, max_path=steps + 1).length
+
+        found[name] = float(np.mean(run(jnp.asarray(tokens, jnp.int32), after, before)))
+    return {"vocabulary": vocabulary, "num_steps": steps, "accept_length": found}
+
+
+def main() -> None:
+    """Run everything and print the figures as JSON."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--target", default="smollm2-135m")
+    parser.add_argument("--nodes", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    figures = {"worth": worth()}
+    print(dump_json(figures), flush=True)
+    figures["costs"] = costs(jspec.load_target(args.target), args.nodes, args.repeats)
+    print(dump_json(figures["costs"]))
+    if args.json:
+        write_json(args.json, figures)
+
+
+if __name__ == "__main__":
+    main()
