@@ -50,10 +50,8 @@ def _kth_largest(logits, best, top_k) -> Float[Array, "B T 1"]:
     found = jnp.take_along_axis(best, jnp.broadcast_to(place, (*best.shape[:2], 1)), axis=-1)
     undecided = jnp.broadcast_to((on & (top_k > seen))[:, None, None], found.shape)
 
-    def enough(cut: Float[Array, "B T 1"]) -> Bool[Array, "B T 1"]:
-        return (logits >= cut).sum(axis=-1, keepdims=True) >= top_k[:, None, None]
-
-    found = _search_where(undecided, enough, found)
+    goal = jnp.broadcast_to(top_k[:, None, None], found.shape).astype(jnp.float32)
+    found = _search_where(undecided, logits, goal, None, found)
     return jnp.where(on[:, None, None], found, -jnp.inf)
 
 
@@ -71,30 +69,45 @@ def _nucleus(logits, best, top_p, threshold) -> Float[Array, "B T 1"]:
     if best.shape[-1] == logits.shape[-1]:
         undecided = jnp.zeros_like(undecided)
 
-    def enough(cut: Float[Array, "B T 1"]) -> Bool[Array, "B T 1"]:
-        held = jnp.where((logits >= cut) & (logits >= threshold), jnp.exp(logits), 0.0)
-        return held.sum(axis=-1, keepdims=True) >= goal
-
-    found = _search_where(undecided, enough, found)
+    found = _search_where(undecided, logits, goal, threshold, found)
     return jnp.where(on, found, -jnp.inf)
 
 
-def _search_where(undecided: Bool[Array, "B T 1"], enough, found: Float[Array, "B T 1"]):
-    """For undecided rows, the largest cut in [-inf, 0] at which what is kept is `enough`."""
+def _search_where(
+    undecided: Bool[Array, "B T 1"],
+    logits: Float[Array, "B T V"],
+    goal: Float[Array, "B T 1"],
+    floor: Float[Array, "B T 1"] | None,
+    found: Float[Array, "B T 1"],
+) -> Float[Array, "B T 1"]:
+    """For undecided rows the largest cut in [-inf, 0] with as much as `goal` at or above it.
 
-    def halve(_, bounds):
-        # Floats of one sign are ordered as their bits are: -cut is searched among the integers.
-        low, high = bounds
-        middle = low + (high - low) // 2
-        cut = -jax.lax.bitcast_convert_type(middle, jnp.float32)
-        fits = enough(cut)
-        return jnp.where(fits, low, middle + 1), jnp.where(fits, middle, high)
+    What is added up is the mass of logits at or above `floor`, or their number if that is None.
+    Row by row, so that decided rows cost nothing and the others stay in the cache of a CPU.
+    """
 
-    def search():
-        low = jnp.zeros(found.shape, jnp.int32)
-        high = jnp.full(found.shape, jnp.array(jnp.inf, jnp.float32).view(jnp.int32))
-        return -jax.lax.bitcast_convert_type(
-            jax.lax.fori_loop(0, 31, halve, (low, high))[1], jnp.float32
-        )
+    def search(row, goal, floor):
+        amount = jnp.ones_like(row) if floor is None else jnp.where(row >= floor, jnp.exp(row), 0.0)
 
-    return jnp.where(undecided, jax.lax.cond(undecided.any(), search, lambda: found), found)
+        def halve(_, bounds):
+            # Floats of one sign are ordered as their bits are: -cut is found among the integers.
+            low, high = bounds
+            middle = low + (high - low) // 2
+            cut = -jax.lax.bitcast_convert_type(middle, jnp.float32)
+            fits = jnp.where(row >= cut, amount, 0.0).sum() >= goal
+            return jnp.where(fits, low, middle + 1), jnp.where(fits, middle, high)
+
+        most = jnp.array(jnp.inf, jnp.float32).view(jnp.int32)
+        _, least = jax.lax.fori_loop(0, 31, halve, (jnp.zeros((), jnp.int32), most))
+        return -jax.lax.bitcast_convert_type(least, jnp.float32)
+
+    def one(columns):
+        needed, row, goal, floor, found = columns
+        return jax.lax.cond(needed, lambda: search(row, goal, floor), lambda: found)
+
+    def every():
+        flat = (undecided.reshape(-1), logits.reshape(-1, logits.shape[-1]), goal.reshape(-1))
+        floors = None if floor is None else floor.reshape(-1)
+        return jax.lax.map(one, (*flat, floors, found.reshape(-1))).reshape(found.shape)
+
+    return jax.lax.cond(undecided.any(), every, lambda: found)

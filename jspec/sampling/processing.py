@@ -136,46 +136,28 @@ def _penalise(
     history: History | None,
     branch: Int[Array, "B T A"] | None,
 ) -> Float[Array, "B T V"]:
-    """Bias and penalties: for the whole row by what is committed, then anew for branch tokens."""
-    bias = None if shaping.bias is None else shaping.bias[:, None, :]
+    """Bias and penalties, element by element, so that nothing of the size of the logits is stored.
+
+    A token's count is that of its slot, and one for every node of the branch that holds it.
+    """
+    if shaping.bias is not None:
+        logits = logits + shaping.bias[:, None, :]
     if history is None or not shaping.looks_back:
-        return logits if bias is None else logits + bias
-    prompt, output = history.prompt[:, None, :], history.output[:, None, :]
-    shaped = _penalised(logits, bias, prompt, output, shaping)
-    if branch is None:
-        return shaped
-    rows = jnp.arange(logits.shape[0])[:, None, None]
-    nodes = jnp.arange(logits.shape[1])[None, :, None]
-    at = jnp.maximum(branch, 0)
-    twice = (branch[..., :, None] == branch[..., None, :]).sum(axis=-1).astype(jnp.int32)
-    anew = _penalised(
-        logits[rows, nodes, at],
-        None if shaping.bias is None else shaping.bias[rows, at],
-        history.prompt[rows, at],
-        history.output[rows, at] + twice,
-        shaping,
-    )
-    # Padding lands outside and is dropped; a token met twice writes the same value twice.
-    outside = jnp.where(branch >= 0, branch, logits.shape[-1])
-    return shaped.at[rows, nodes, outside].set(anew, mode="drop")
+        return logits
+    count = history.output[:, None, :]
+    if branch is not None:
+        ids = jnp.arange(logits.shape[-1], dtype=jnp.int32)[None, None, :]
+        for above in range(branch.shape[-1]):
+            count = count + (branch[:, :, above, None] == ids).astype(jnp.int32)
 
-
-def _penalised(logits, bias, prompt, output, shaping: Shaping):
-    """The definition, element by element; all arguments [B, T, *] or of size 1 along T."""
-
-    def per_slot(value):
-        return value[:, None, None]
-
-    if bias is not None:
-        logits = logits + bias
     if shaping.repetition is not None:
-        penalty = per_slot(shaping.repetition)
+        penalty = shaping.repetition[:, None, None]
         penalised = jnp.where(logits < 0, logits * penalty, logits / penalty)
-        logits = jnp.where(prompt | (output > 0), penalised, logits)
+        logits = jnp.where(history.prompt[:, None, :] | (count > 0), penalised, logits)
     if shaping.frequency is not None:
-        logits = logits - per_slot(shaping.frequency) * output.astype(jnp.float32)
+        logits = logits - shaping.frequency[:, None, None] * count.astype(jnp.float32)
     if shaping.presence is not None:
-        logits = logits - per_slot(shaping.presence) * (output > 0).astype(jnp.float32)
+        logits = logits - shaping.presence[:, None, None] * (count > 0).astype(jnp.float32)
     return logits
 
 

@@ -28,7 +28,8 @@ def choose_tokens(
     """The token that follows each node: the largest logit, or a draw.
 
     Args:
-        logits: from `process_logits`: of node t, over the token that follows it.
+        logits: from `process_logits` with the same `sampled`, so that the largest of a row to be
+            drawn from is 0; of node t, over the token that follows it.
         temperature: 0 for greedy slots; both kinds mix in a batch.
         keys: raw key data, one a request.
         positions: of the tokens to come (committed length + depth + 1).
@@ -40,15 +41,21 @@ def choose_tokens(
     greedy = likeliest(logits)
     if not sampled:
         return greedy
-    drawn = draw(weights(logits), token_uniforms(keys, positions))
+    drawn = draw(logits, token_uniforms(keys, positions), logarithms=True)
     return jnp.where(temperature[:, None] > 0, drawn, greedy)
 
 
 def likeliest(logits: Float[Array, "*B V"]) -> Int[Array, "*B"]:
-    """The lowest of the tokens with the largest logit; NO_TOKEN where that is not finite."""
-    best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    largest = jnp.take_along_axis(logits, best[..., None], axis=-1)[..., 0]
-    return jnp.where(jnp.isfinite(largest), best, NO_TOKEN)
+    """The lowest of the tokens with the largest logit; NO_TOKEN where that is not finite.
+
+    Block by block: on a CPU several times as fast as an argmax over the vocabulary.
+    """
+    block = jnp.argmax(_blocks(logits, -jnp.inf).max(axis=-1), axis=-1)
+    inside, ids = _block_at(logits, block, -jnp.inf)
+    best = jnp.argmax(inside, axis=-1)[..., None]
+    found = jnp.take_along_axis(ids, best, axis=-1)[..., 0]
+    largest = jnp.take_along_axis(inside, best, axis=-1)[..., 0]
+    return jnp.where(jnp.isfinite(largest), found, NO_TOKEN)
 
 
 def weights(logits: Float[Array, "*B V"]) -> Float[Array, "*B V"]:
@@ -71,22 +78,49 @@ def probabilities(
     return jnp.where(slots > 0, mass, certain)
 
 
-def draw(mass: Float[Array, "*B V"], uniforms: Float[Array, "*B 2"]) -> Int[Array, "*B"]:
+def draw(
+    mass: Float[Array, "*B V"], uniforms: Float[Array, "*B 2"], *, logarithms: bool = False
+) -> Int[Array, "*B"]:
     """A token with probability mass / sum of mass, int32; NO_TOKEN where there is no mass.
 
     The inverse CDF in two steps, first a block of tokens and then one within it, each with a
     uniform of its own: rare tokens keep their probability where the resolution of one float32
     uniform would lose them, and no sum runs over the whole vocabulary.
+
+    Args:
+        mass: at least 0, or its logarithms, at most 0.
+        uniforms: in [0, 1).
+        logarithms: which of the two `mass` is.
     """
-    *batch, vocabulary = mass.shape
+    nothing = -jnp.inf if logarithms else 0.0
+    blocks = _blocks(mass, nothing)
+    block = _invert((jnp.exp(blocks) if logarithms else blocks).sum(axis=-1), uniforms[..., 0])
+    inside, ids = _block_at(mass, jnp.maximum(block, 0), nothing)
+    token = _invert(jnp.exp(inside) if logarithms else inside, uniforms[..., 1])
+    found = jnp.take_along_axis(ids, jnp.maximum(token, 0)[..., None], axis=-1)[..., 0]
+    return jnp.where((block >= 0) & (token >= 0), found, NO_TOKEN)
+
+
+def _blocks(values: Float[Array, "*B V"], fill: float) -> Float[Array, "*B N W"]:
+    """Blocks of consecutive tokens, the last one filled up."""
+    *batch, vocabulary = values.shape
     width = min(vocabulary, _BLOCK)
     blocks = -(-vocabulary // width)
     pad = [(0, 0)] * len(batch) + [(0, blocks * width - vocabulary)]
-    blocked = jnp.pad(mass, pad).reshape(*batch, blocks, width)
-    block = _invert(blocked.sum(axis=-1), uniforms[..., 0])
-    inside = jnp.take_along_axis(blocked, jnp.maximum(block, 0)[..., None, None], axis=-2)
-    token = _invert(inside[..., 0, :], uniforms[..., 1])
-    return jnp.where((block >= 0) & (token >= 0), block * width + token, NO_TOKEN)
+    filled = jnp.pad(values, pad, constant_values=fill)
+    return filled.reshape(*batch, blocks, width)
+
+
+def _block_at(
+    values: Float[Array, "*B V"], block: Int[Array, "*B"], fill: float
+) -> tuple[Float[Array, "*B W"], Int[Array, "*B W"]]:
+    """One block of every row, and its token ids."""
+    vocabulary = values.shape[-1]
+    width = min(vocabulary, _BLOCK)
+    place = jnp.arange(width, dtype=jnp.int32).reshape(*[1] * block.ndim, width)
+    ids = block.astype(jnp.int32)[..., None] * width + place
+    inside = jnp.take_along_axis(values, jnp.minimum(ids, vocabulary - 1), axis=-1)
+    return jnp.where(ids < vocabulary, inside, fill), ids
 
 
 def _invert(mass: Float[Array, "*B N"], uniform: Float[Array, "*B"]) -> Int[Array, "*B"]:

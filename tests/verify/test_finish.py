@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jspec.engine.finish import cut_run
-from jspec.engine.state import LENGTH, RUNNING, STOPPED, RoundLog
+from jspec.engine.state import FAILED, LENGTH, RUNNING, STOPPED, RoundLog
 from jspec.engine.stats import Stats, acceptance_by_depth, read_stats
 from jspec.engine.text import TextBuilder
-from jspec.sampling import choose_tokens, draft_keys
+from jspec.sampling import Shaping, choose_tokens, draft_keys, process_logits
 from jspec.tokenizer import StreamDecoder, Tokenizer
 
 FALSE_ALARM = 1e-5
@@ -24,6 +24,8 @@ def read_run(run, count, stop_ids, room):
     """The definition: token by token, as plain decoding would."""
     kept = 0
     for token in run[:count]:
+        if token < 0:
+            return kept, FAILED
         kept += 1
         if token in stop_ids:
             return kept, STOPPED
@@ -62,7 +64,9 @@ class TestCutRun:
         runs, counts, rooms = zip(*cases)
         self.check(runs, counts, [stop_ids] * len(cases), rooms)
 
-    def test_padding_in_the_run_is_not_padding_in_the_stops(self):
+    def test_a_missing_token_is_a_failure_and_not_padding_of_the_stops(self):
+        runs, stops = [[3, 4, -1, 5]] * 4, [(5, -1, -1), (-1, -1, -1), (4, -1, -1), (9, 9, 9)]
+        self.check(runs, [4, 2, 3, 3], stops, [9, 9, 9, 2])
         self.check([[-1, -1, 5, -1]] * 2, [4, 2], [(5, -1, -1), (-1, -1, -1)], [9, 9])
 
     def test_slots_have_their_own_stops_and_rooms(self):
@@ -242,6 +246,9 @@ class TestTextBuilder:
 
 @jax.jit
 def draw(logits, temperature, keys, positions):
+    logits = process_logits(
+        logits, Shaping(), temperature, jnp.zeros_like(positions), None, None, sampled=True
+    )
     return choose_tokens(logits, temperature, keys, positions, sampled=True)
 
 
