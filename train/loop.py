@@ -14,15 +14,16 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
-from train.acceptance import figures
+from train.acceptance import acceptance_sums, figures
 from train.checkpoints import Checkpoints
 from train.config import OptimizerConfig, RunConfig
 from train.data import Batch, Schedule, iterate
 from train.journal import Journal
+from train.objectives.teacher import DraftRows
 from train.placement import Placement
-from train.state import LossFunction, make_eval, make_step, start_state
+from train.state import make_eval, make_step, start_state
 
 
 def no_extras(batch: Batch) -> dict[str, np.ndarray]:
@@ -38,7 +39,9 @@ class Method:
         name: of the method.
         trained: starting parameters.
         frozen: arrays that the loss reads, the target's among them.
-        loss: of one batch.
+        observe: (trained, frozen, batch, key) -> loss of a batch, and what every draft row did;
+            without a key nothing is random.
+        decay: weight of draft step k in the loss is decay^k.
         export: writes trained parameters as a head folder that does not exist yet.
         extras: host arrays that a batch gets beside its own (stored features).
         facts: what identifies the run, to be equal on resume.
@@ -47,10 +50,16 @@ class Method:
     name: str
     trained: PyTree
     frozen: PyTree
-    loss: LossFunction
+    observe: Callable[[PyTree, PyTree, PyTree, Any], tuple[Array, DraftRows]]
+    decay: float
     export: Callable[[PyTree, Path], None]
     extras: Callable[[Batch], dict[str, np.ndarray]] = no_extras
     facts: dict[str, Any]
+
+    def loss(self, trained: PyTree, frozen: PyTree, batch: PyTree, key: Any):
+        """A `LossFunction`: loss of a batch, and what it adds to the figures."""
+        value, rows = self.observe(trained, frozen, batch, key)
+        return value, acceptance_sums(rows, self.decay)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +120,7 @@ def fit(
     evaluate = make_eval(method.loss, dtype=dtype)
     done, first = int(state.step), jax.process_index() == 0
     journal = Journal(
-        run.out if first else run.out / f"process{jax.process_index()}",
+        _notes_folder(run.out),
         tensorboard=run.tensorboard,
         steps=steps,
         done=done,
@@ -253,6 +262,7 @@ class _SigTerm:
 def _claim(method: Method, run: RunConfig, steps: int) -> None:
     """Make the folder this run's, or check that it is."""
     facts = json.loads(json.dumps(method.facts | {"method": method.name, "steps": steps}))
+    _notes_folder(run.out).mkdir(parents=True, exist_ok=True)
     note = run.out / "run.json"
     if note.exists():
         if not run.resume:
@@ -263,12 +273,14 @@ def _claim(method: Method, run: RunConfig, steps: int) -> None:
             said = ", ".join(f"{k}: {before.get(k)!r} then, {facts[k]!r} now" for k in changed)
             raise ValueError(f"{run.out} holds another run ({said}); resume it as it was")
         return
-    run.out.mkdir(parents=True, exist_ok=True)
-    (run.out / f"process{jax.process_index()}").mkdir(
-        exist_ok=True
-    ) if jax.process_index() else None
     if jax.process_index() == 0:
         note.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+
+
+def _notes_folder(out: Path) -> Path:
+    """Where this process writes its metrics: the run's folder, or one of its own inside it."""
+    number = jax.process_index()
+    return out / f"process{number}" if number else out
 
 
 def _tau(checkpoints: Checkpoints) -> float:

@@ -113,8 +113,10 @@ def make_step(
         value = sum(value for (value, _), _ in parts) / len(parts)
         sums = jax.tree.map(lambda *x: sum(x), *[seen for (_, seen), _ in parts])
         grads = jax.tree.map(lambda *x: sum(x) / len(parts), *[grad for _, grad in parts])
-        norm = optax.global_norm(grads)
-        updates, optimizer_state = optimizer.update(grads, state.optimizer, state.params)
+        norm = optax.tree.norm(grads)
+        with jax.numpy_dtype_promotion("standard"):  # optax raises rates to integer counts
+            updates, optimizer_state = optimizer.update(grads, state.optimizer, state.params)
+            rate = jnp.asarray(schedule(state.step), jnp.float32)
         params = optax.apply_updates(state.params, updates)
         good = jnp.isfinite(value) & jnp.isfinite(norm)
 
@@ -141,7 +143,7 @@ def make_step(
         told = {
             "loss": value,
             "grad_norm": norm,
-            "learning_rate": schedule(state.step),
+            "learning_rate": rate,
             "bad_steps": after.bad_steps,
             "skipped": after.skipped,
             "sums": sums,

@@ -12,7 +12,6 @@ from jspec.drafters.eagle_config import default_feature_layers
 from jspec.drafters.eagle_formats import write_head
 from jspec.drafters.heads import Head
 from jspec.targets import Target
-from train.acceptance import acceptance_sums
 from train.config import Eagle1HeadConfig
 from train.heads import merge_head, public_tensors, split_head
 from train.initial import draft_layer, initial_head
@@ -52,7 +51,7 @@ def eagle1_method(
         layers = default_feature_layers(target.config.num_layers)
         extras = stored_features(features, target, prepared, layers)[1]
 
-    def loss(trained: PyTree, frozen: PyTree, batch: dict[str, Any], key) -> Any:
+    def observe(trained: PyTree, frozen: PyTree, batch: dict[str, Any], key) -> Any:
         dtype = trained[("fc", "weight")].dtype
         _, teacher, supervised = target_view(
             target, frozen["target"], batch, layers=layers, packed=packed, dtype=dtype
@@ -72,7 +71,7 @@ def eagle1_method(
             ),
             objective,
         )
-        return value, acceptance_sums(rows, 1.0)
+        return value, rows
 
     def export(trained: PyTree, path: Path) -> None:
         dtype = np.dtype(jnp.dtype(config.export_dtype))
@@ -84,7 +83,8 @@ def eagle1_method(
         name="eagle1",
         trained=trained,
         frozen={"target": target.params if features is None else {}, "shared": shared},
-        loss=loss,
+        observe=observe,
+        decay=1.0,
         export=export,
         extras=extras,
         facts={

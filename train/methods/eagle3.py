@@ -13,7 +13,6 @@ from jspec.drafters.eagle_formats import write_head
 from jspec.drafters.heads import Head
 from jspec.drafters.medusa_build import target_head
 from jspec.targets import Target
-from train.acceptance import acceptance_sums
 from train.config import Eagle3HeadConfig
 from train.data import DraftVocab
 from train.heads import merge_head, public_tensors, split_head
@@ -57,7 +56,7 @@ def eagle3_method(
         "map": jnp.asarray(vocab.ids),
     }
 
-    def loss(trained: PyTree, frozen: PyTree, batch: dict[str, Any], key) -> Any:
+    def observe(trained: PyTree, frozen: PyTree, batch: dict[str, Any], key) -> Any:
         features, teacher, supervised = target_view(
             target,
             frozen["target"],
@@ -67,7 +66,7 @@ def eagle3_method(
             dtype=trained[("fc", "weight")].dtype,
         )
         model = merge_head(graphdef, trained, frozen["shared"])
-        value, rows = eagle3_loss(
+        return eagle3_loss(
             model,
             Eagle3Batch(
                 tokens=batch["tokens"],
@@ -82,7 +81,6 @@ def eagle3_method(
             frozen["map"],
             objective,
         )
-        return value, acceptance_sums(rows, objective.decay)
 
     def export(trained: PyTree, path: Path) -> None:
         write_head(trained_head(config, facts, vocab, trained), path, config.format)
@@ -92,7 +90,8 @@ def eagle3_method(
         name="eagle3",
         trained=trained,
         frozen=frozen,
-        loss=loss,
+        observe=observe,
+        decay=objective.decay,
         export=export,
         extras=no_extras
         if features is None

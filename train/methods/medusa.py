@@ -14,7 +14,6 @@ from jspec.drafters.medusa import MedusaConfig
 from jspec.drafters.medusa_build import build_medusa, target_head
 from jspec.drafters.medusa_formats import StoredHeads, write_heads
 from jspec.targets import Target
-from train.acceptance import acceptance_sums
 from train.config import MedusaHeadConfig
 from train.data import DraftVocab
 from train.heads import merge_head
@@ -64,12 +63,12 @@ def medusa_method(
         extras = stored_features(features, target, prepared, layers)[1]
     ids = jnp.asarray(vocab.ids)
 
-    def loss(trained: PyTree, frozen: PyTree, batch: dict[str, Any], key) -> Any:
+    def observe(trained: PyTree, frozen: PyTree, batch: dict[str, Any], key) -> Any:
         dtype = jax.tree.leaves(trained)[0].dtype
         _, teacher, supervised = target_view(
             target, frozen["target"], batch, layers=layers, packed=packed, dtype=dtype
         )
-        value, rows = medusa_loss(
+        return medusa_loss(
             merge_head(drafter.graphdef, trained, frozen["shared"]),
             batch["tokens"],
             batch["documents"],
@@ -79,7 +78,6 @@ def medusa_method(
             frozen["map"],
             objective,
         )
-        return value, acceptance_sums(rows, objective.decay)
 
     def export(trained: PyTree, path: Path) -> None:
         dtype = np.dtype(jnp.dtype(config.export_dtype))
@@ -108,7 +106,8 @@ def medusa_method(
             "head": target_head(target)[ids],
             "map": ids,
         },
-        loss=loss,
+        observe=observe,
+        decay=objective.decay,
         export=export,
         extras=extras,
         facts={
