@@ -16,6 +16,8 @@ from jspec.targets import Prefix
 from jspec.targets.masks import causal_bits
 from jspec.trees import from_choices
 
+pytestmark = pytest.mark.once
+
 HEADS = [
     folder
     for folder in golden.folders_with("io.npz", "draft_model")

@@ -19,6 +19,8 @@ from jspec.drafters import DraftContext
 from jspec.trees import from_choices
 from pallas_kernels import greedy_walk
 
+pytestmark = pytest.mark.once
+
 SETS = golden.folders_with("io.npz", "choices.json", "target")
 HEADS = [
     (folder, path)

@@ -9,6 +9,8 @@ from tiny_experts import GLM
 
 import jspec
 
+pytestmark = pytest.mark.once
+
 torch = pytest.importorskip("torch", reason="parity with transformers needs torch")
 transformers = pytest.importorskip("transformers")
 modeling_layers = pytest.importorskip("transformers.modeling_layers")

@@ -11,9 +11,12 @@ REAL = golden.ROOT.parent / "real"
 RECORDS = REAL / "mt_bench.json"
 HEAD = REAL / "eagle3-prototype"
 
-pytestmark = pytest.mark.skipif(
-    not (RECORDS.exists() and HEAD.is_dir()), reason=f"no recorded generations at {REAL}"
-)
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.skipif(
+        not (RECORDS.exists() and HEAD.is_dir()), reason=f"no recorded generations at {REAL}"
+    ),
+]
 
 # Wide trees cost seconds a round on a CPU: fewer prompts of them.
 PROMPTS = {8: 10, 26: 2, 60: 1}

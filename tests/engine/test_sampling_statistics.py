@@ -21,6 +21,8 @@ from jspec.drafters.eagle_build import build_drafter
 from jspec.drafters.medusa_build import build_medusa
 from jspec.trees import cartesian, chain, from_choices
 
+pytestmark = pytest.mark.once
+
 V, NEW, SEEDS = 6, 4, 400
 PROMPT = [1, 4, 2, 2]
 ASKED = [

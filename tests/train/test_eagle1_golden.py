@@ -20,6 +20,8 @@ from train.heads import merge_head, public_tensors, split_head
 from train.objectives.eagle1 import Eagle1Batch, eagle1_loss, noisy
 from train.objectives.teacher import Teacher
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(
     os.environ.get("JSPEC_GOLDEN", Path(__file__).resolve().parents[3] / "shared/golden/dev")
 )

@@ -27,6 +27,8 @@ from train.heads import merge_head, public_tensors, split_head
 from train.objectives.eagle3 import Eagle3Batch, eagle3_loss
 from train.objectives.teacher import Teacher
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(
     os.environ.get("JSPEC_GOLDEN", Path(__file__).resolve().parents[3] / "shared/golden/dev")
 )

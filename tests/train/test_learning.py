@@ -29,6 +29,8 @@ from train.methods.eagle3 import eagle3_method
 from train.methods.medusa import medusa_method
 from train.state import make_step, start_state
 
+pytestmark = pytest.mark.once
+
 STEPS, DEPTH = 250, 2
 PROMPT, ANSWER, HEADS = 4, 44, 3
 LAYERS = (0, 1)
