@@ -10,10 +10,11 @@ from pathlib import Path
 # Two virtual CPU devices: code that assumes it owns the only device fails here.
 # Tests compile hundreds of tiny programs that run for milliseconds: LLVM need not optimise them,
 # and the older way to emit fusions takes less than half the time (newer XLA has lost the flag).
-FLAGS = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
-if version("jaxlib").startswith("0.10."):
-    FLAGS += " --xla_cpu_use_fusion_emitters=false"
-os.environ.setdefault("XLA_FLAGS", FLAGS)
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
+    + (" --xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith("0.10.") else ""),
+)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
