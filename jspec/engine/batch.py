@@ -1,7 +1,6 @@
 """One generation of a fixed number of slots, as the host sees it."""
 
-import secrets
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import jax
@@ -9,35 +8,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.engine.output import Output, Update
-from jspec.engine.prefill import MAX_CHUNK, capacity_bucket, chunk_plan
+from jspec.engine.prefill import capacity_bucket, chunk_plan
+from jspec.engine.requests import Form, Slot, no_token, tabulate
 from jspec.engine.state import (
     FAILED,
     FINISH_REASONS,
     RUNNING,
     STOPPED,
     DecodeState,
-    Requests,
 )
 from jspec.engine.stats import read_stats
-from jspec.engine.text import TextBuilder
-from jspec.sampling import SamplingParams, Shaping
+from jspec.sampling import SamplingParams
 from jspec.trees.view import RoundView, view_round
 
 if TYPE_CHECKING:
     from jspec.engine.engine import Engine
-
-
-@dataclass
-class Slot:
-    """The host's record of one request."""
-
-    prompt: list[int]
-    sampling: SamplingParams
-    limit: int
-    ends: frozenset[int]
-    text: TextBuilder | None
-    taken: int = 0  # generated tokens read so far
-    ended: int | None = None  # tokens up to the one that completed a stop string
 
 
 class Batch:
@@ -63,7 +48,10 @@ class Batch:
         """
         self.engine = engine
         self.tokenizer = engine.target.find_tokenizer()
-        self.slots = [self._slot(ids, asked, incremental) for ids, asked in zip(prompts, sampling)]
+        self.slots = [
+            Slot.of(engine, ids, asked, incremental=incremental)
+            for ids, asked in zip(prompts, sampling)
+        ]
         self.sampled = any(params.temperature > 0 for params in sampling)
         self.max_rounds = 16
         while self.max_rounds < max(slot.limit - len(slot.prompt) for slot in self.slots):
@@ -102,30 +90,15 @@ class Batch:
         if self._reason[slot] == FAILED:
             # Where the prefill failed, not even a root is known.
             place = known - len(record.prompt) - int(self._log.rounds[slot] == 0)
-            raise ValueError(
-                f"request {slot} of the batch: no token is possible at place {place} of the "
-                "output: logit_bias and banned_token_ids leave none, or the target's logits are "
-                "not finite."
-            )
+            raise ValueError(f"request {slot} of the batch: {no_token(place)}")
         generated = self._tokens[slot, len(record.prompt) : known].tolist()
-        count = len(generated) if record.ended is None else record.ended
-        simulated = engine.round.simulate_accept_length is not None
-        rule = engine.round.rule_for(record.sampling.temperature > 0).name
-        stats = read_stats(
+        count = record.count(generated)
+        return record.output(
+            engine,
+            generated,
+            FINISH_REASONS[int(self._reason[slot])],
             self._log,
             slot,
-            num_steps=engine.round.path_width - 1,
-            drafter="none" if engine.drafter is None else engine.drafter.name,
-            rule="simulated" if simulated else rule,
-            max_tokens=count,
-        )
-        return Output(
-            prompt_token_ids=record.prompt,
-            token_ids=generated[:count],
-            text=self._text(record, generated[:count]),
-            finish_reason=FINISH_REASONS[int(self._reason[slot])],
-            stats=stats,
-            simulated=simulated,
             **self._logprobs_of(record, slot, count),
         )
 
@@ -140,34 +113,15 @@ class Batch:
         tops = [dict(zip(i[:wanted].tolist(), t[:wanted].tolist())) for i, t in zip(ids, top)]
         return {"logprobs": chosen.tolist(), "top_logprobs": tops}
 
-    def _slot(self, ids: list[int], asked: SamplingParams, incremental: bool) -> Slot:
-        target = self.engine.target
-        limit = min(len(ids) + asked.max_new_tokens, target.config.max_context)
-        ends = frozenset(asked.stop_token_ids)
-        if not asked.ignore_eos:
-            ends |= target.eos_token_ids
-        if asked.stop or (incremental and self.tokenizer is not None):
-            # Without a tokenizer this raises: stop strings need one.
-            text = TextBuilder(target.tokenizer, asked.stop, ends)
-        else:
-            text = None
-        return Slot(ids, asked, limit, ends, text)
-
-    def _text(self, slot: Slot, token_ids: list[int]) -> str | None:
-        if slot.text is not None:
-            return slot.text.text
-        if self.tokenizer is None:
-            return None
-        return self.tokenizer.decode(token for token in token_ids if token not in slot.ends)
-
     def _prefilled(self, slots: int) -> DecodeState:
         engine = self.engine
         longest = max(len(slot.prompt) for slot in self.slots)
+        form, capacity = Form.of(self.slots), self._capacity()
         state = engine.run_start(
-            *self._requests(slots),
-            capacity=self._capacity(),
+            *tabulate(engine, self.slots, slots, capacity, form),
+            capacity=capacity,
             max_rounds=self.max_rounds,
-            logprobs=self._logprobs(),
+            logprobs=form.logprobs,
         )
         for index, (offset, width) in enumerate(chunk_plan(longest)):
             state = engine.run_prefill(
@@ -180,40 +134,8 @@ class Batch:
             )
         return state
 
-    def _logprobs(self) -> int | None:
-        """The most likeliest tokens that any request wants scored; None where none wants any."""
-        wanted = [slot.sampling.logprobs for slot in self.slots]
-        return max((count for count in wanted if count is not None), default=None)
-
     def _capacity(self) -> int:
         return capacity_bucket(max(slot.limit for slot in self.slots))
-
-    def _requests(self, slots: int) -> tuple[Requests, jax.Array]:
-        """What is asked of each slot, and its prompt, padded with zeros."""
-        # Simulated text is not real: it runs to its limit.
-        simulated = self.engine.round.simulate_accept_length is not None
-        stop_lists = [[] if simulated else sorted(slot.ends) for slot in self.slots]
-        width = 4 * max(1, -(-max(map(len, stop_lists)) // 4))
-        prompts = np.zeros((slots, self._capacity() + MAX_CHUNK + 1), np.int32)
-        prompt_lengths = np.zeros((slots,), np.int32)
-        limits = np.zeros((slots,), np.int32)
-        stop_ids = np.full((slots, width), -1, np.int32)
-        temperature = np.zeros((slots,), np.float32)
-        keys = np.zeros((slots, 2), np.uint32)
-        for index, slot in enumerate(self.slots):
-            prompts[index, : len(slot.prompt)] = slot.prompt
-            prompt_lengths[index] = len(slot.prompt)
-            limits[index] = slot.limit
-            stop_ids[index, : len(stop_lists[index])] = stop_lists[index]
-            temperature[index] = slot.sampling.temperature
-            seed = slot.sampling.seed
-            seed = secrets.randbits(63) if seed is None else seed
-            keys[index] = seed >> 32, seed & 0xFFFFFFFF
-        asked = (prompt_lengths, limits, stop_ids, temperature, keys)
-        shaping = Shaping.of(
-            [slot.sampling for slot in self.slots], slots, self.engine.target.config.vocab_size
-        )
-        return Requests(*map(jnp.asarray, asked), shaping=shaping), jnp.asarray(prompts)
 
     def _read(self) -> None:
         """Bring the round's results to the host and carry the texts forward."""
@@ -241,21 +163,11 @@ class Batch:
 
     def _texts(self, index: int, slot: Slot, generated: list[int]) -> list:
         if slot.text is None or slot.ended is not None:
-            slot.taken = len(generated)
-            return []
+            return slot.take_in(generated, [], finished=False)
         marks = read_stats(
             self._log, index, num_steps=0, drafter="", rule="", max_tokens=len(generated)
         ).from_draft()
-        pieces = []
-        for place in range(slot.taken, len(generated)):
-            pieces += slot.text.push(generated[place], marks[place])
-            if slot.text.stopped:
-                slot.ended = place + 1
-                break
-        slot.taken = len(generated)
-        if self._reason[index] != RUNNING and slot.ended is None:
-            pieces += slot.text.flush()
-        return pieces
+        return slot.take_in(generated, marks, finished=bool(self._reason[index] != RUNNING))
 
     def _view(self, slot: int) -> RoundView | None:
         length = int(self._last.path_length[slot])

@@ -29,6 +29,8 @@ class Requests:
         temperature: [B] float32.
         keys: raw key data of the target's noise, [B, 2].
         shaping: what changes the logits beside the temperature.
+        num_steps: levels that may be drafted, [B] int32; None where every slot takes all of the
+            tree.
     """
 
     prompt_lengths: Int[Array, "B"]
@@ -37,6 +39,7 @@ class Requests:
     temperature: Float[Array, "B"]
     keys: UInt32[Array, "B 2"]
     shaping: Shaping = field(default_factory=Shaping)
+    num_steps: Int[Array, "B"] | None = None
 
 
 @jax.tree_util.register_dataclass

@@ -109,7 +109,12 @@ class Round:
             draft_keys(state.requests.keys),
             self._draft_temperature(state) if sampled else None,
         )
-        return self.drafter.propose(params, state.drafter, context, self.tree)
+        proposal = self.drafter.propose(params, state.drafter, context, self.tree)
+        if state.requests.num_steps is None:
+            return proposal
+        return dataclasses.replace(
+            proposal, tree=_cut_below(proposal.tree, state.requests.num_steps)
+        )
 
     def verify(
         self, params, state: DecodeState, tree: Tree, *, sampled: bool = False
@@ -252,6 +257,12 @@ def lone_root(root: Int[Array, "B"]) -> Tree:
     """The tree of plain decoding: one node."""
     token = root[:, None]
     return build(token, jnp.full_like(token, -1), jnp.ones(token.shape, bool))
+
+
+def _cut_below(tree: Tree, levels: Int[Array, "B"]) -> Tree:
+    """The tree without what is deeper than `levels`. Which nodes go does not depend on tokens."""
+    kept = tree.valid & (tree.depth <= levels[:, None])
+    return build(tree.token, tree.parent, kept, tree.score)
 
 
 def append_tokens(

@@ -7,7 +7,13 @@ from jspec.sampling.history import History, branch_tokens
 from jspec.sampling.logprobs import LogprobLog
 from jspec.sampling.noise import draft_keys, token_uniforms, verdict_uniforms
 from jspec.sampling.params import SamplingParams
-from jspec.sampling.processing import Shaping, process_logits
+from jspec.sampling.processing import (
+    Shaping,
+    asked_columns,
+    check_tokens,
+    forced_width,
+    process_logits,
+)
 from jspec.sampling.tokens import (
     NO_TOKEN,
     choose_tokens,
@@ -23,10 +29,13 @@ __all__ = [
     "LogprobLog",
     "SamplingParams",
     "Shaping",
+    "asked_columns",
     "branch_tokens",
+    "check_tokens",
     "choose_tokens",
     "draft_keys",
     "draw",
+    "forced_width",
     "likeliest",
     "probabilities",
     "process_logits",

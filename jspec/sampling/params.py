@@ -34,6 +34,8 @@ class SamplingParams:
         forced_token_ids: token that must stand at a place of the output, 0 for the first.
         logprobs: report every token's log-probability under the unchanged logits, and those of
             this many likeliest tokens at its place; None reports nothing.
+        num_steps: draft at most this many levels below the root, 0 for none; None takes all of
+            the tree. Changes how many rounds a text takes, never which text it is when greedy.
     """
 
     temperature: float = 0.0
@@ -52,6 +54,7 @@ class SamplingParams:
     banned_token_ids: tuple[int, ...] | list[int] = ()
     forced_token_ids: Mapping[int, int] = field(default_factory=dict)
     logprobs: int | None = None
+    num_steps: int | None = None
 
     def __post_init__(self):
         expect = self._expect
@@ -67,6 +70,8 @@ class SamplingParams:
         for name in ("presence_penalty", "frequency_penalty"):
             expect(name, isfinite(getattr(self, name)), "a finite number")
         expect("logprobs", self.logprobs is None or self.logprobs >= 0, "0 or more, or None")
+        steps = self.num_steps
+        expect("num_steps", steps is None or steps >= 0, "0 (no draft) or more, or None")
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if not all(stop):
             raise ValueError("stop contains an empty string, which would end every text at once.")

@@ -17,6 +17,35 @@ from jspec.sampling.filters import keep_threshold
 from jspec.sampling.history import History
 from jspec.sampling.params import SamplingParams
 
+_COLUMNS: dict[str, tuple[str, int | float]] = {
+    "top_k": ("top_k", 0),
+    "top_p": ("top_p", 1.0),
+    "min_p": ("min_p", 0.0),
+    "repetition": ("repetition_penalty", 1.0),
+    "presence": ("presence_penalty", 0.0),
+    "frequency": ("frequency_penalty", 0.0),
+}
+"""Columns with a number a slot: the parameter, and its value where it is off."""
+
+BIAS = "bias"
+
+
+def asked_columns(asked: Sequence[SamplingParams]) -> frozenset[str]:
+    """The columns of `Shaping` that these requests need, forced tokens apart."""
+    found = {
+        column
+        for column, (name, off) in _COLUMNS.items()
+        if any(getattr(params, name) != off for params in asked)
+    }
+    if any(params.logit_bias or params.banned_token_ids for params in asked):
+        found.add(BIAS)
+    return frozenset(found)
+
+
+def forced_width(asked: Sequence[SamplingParams]) -> int:
+    """A: widths are rounded up, so that few programs serve many requests."""
+    return 4 * -(-max((len(params.forced_token_ids) for params in asked), default=0) // 4)
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -51,36 +80,41 @@ class Shaping:
         return any(penalty is not None for penalty in penalties)
 
     @classmethod
-    def of(cls, asked: Sequence[SamplingParams], slots: int, vocabulary: int) -> "Shaping":
+    def of(
+        cls,
+        asked: Sequence[SamplingParams],
+        slots: int,
+        vocabulary: int,
+        *,
+        columns: frozenset[str] = frozenset(),
+        forced: int = 0,
+    ) -> "Shaping":
         """Of the first slots' parameters; the other slots ask nothing.
+
+        Args:
+            asked: at most `slots` of them.
+            slots: B.
+            vocabulary: V.
+            columns: wanted also where nobody asks, so that the shapes of one table fit another.
+            forced: A at least.
 
         Raises:
             ValueError: a token outside the vocabulary.
         """
-
-        def column(name: str, off: int | float, most: int | float = np.inf) -> Array | None:
-            values = [min(getattr(params, name), most) for params in asked]
-            if all(value == off for value in values):
-                return None
-            dtype = np.int32 if isinstance(off, int) else np.float32
-            return jnp.asarray(np.asarray(values + [off] * (slots - len(values)), dtype))
-
-        for params in asked:
-            outside = [token for token in params.token_ids if not 0 <= token < vocabulary]
-            if outside:
-                raise ValueError(
-                    f"token {outside[0]} of logit_bias, banned_token_ids or forced_token_ids is "
-                    f"outside the vocabulary; expected 0 to {vocabulary - 1}."
-                )
-        places, tokens = _forced(asked, slots)
+        check_tokens(asked, vocabulary)
+        columns = columns | asked_columns(asked)
+        numbers: dict[str, Array] = {}
+        for column, (name, off) in _COLUMNS.items():
+            if column in columns:
+                most = vocabulary if column == "top_k" else np.inf
+                values = [min(getattr(params, name), most) for params in asked]
+                dtype = np.int32 if isinstance(off, int) else np.float32
+                values += [off] * (slots - len(values))
+                numbers[column] = jnp.asarray(np.asarray(values, dtype))
+        places, tokens = _forced(asked, slots, max(forced, forced_width(asked)))
         return cls(
-            top_k=column("top_k", 0, most=vocabulary),
-            top_p=column("top_p", 1.0),
-            min_p=column("min_p", 0.0),
-            repetition=column("repetition_penalty", 1.0),
-            presence=column("presence_penalty", 0.0),
-            frequency=column("frequency_penalty", 0.0),
-            bias=_bias(asked, slots, vocabulary),
+            **numbers,
+            bias=_bias(asked, slots, vocabulary) if BIAS in columns else None,
             forced_places=places,
             forced_tokens=tokens,
         )
@@ -161,9 +195,22 @@ def _penalise(
     return logits
 
 
-def _bias(asked: Sequence[SamplingParams], slots: int, vocabulary: int) -> Array | None:
-    if not any(params.logit_bias or params.banned_token_ids for params in asked):
-        return None
+def check_tokens(asked: Sequence[SamplingParams], vocabulary: int) -> None:
+    """Refuse tokens that do not exist.
+
+    Raises:
+        ValueError: a token outside the vocabulary.
+    """
+    for params in asked:
+        outside = [token for token in params.token_ids if not 0 <= token < vocabulary]
+        if outside:
+            raise ValueError(
+                f"token {outside[0]} of logit_bias, banned_token_ids or forced_token_ids is "
+                f"outside the vocabulary; expected 0 to {vocabulary - 1}."
+            )
+
+
+def _bias(asked: Sequence[SamplingParams], slots: int, vocabulary: int) -> Array:
     bias = np.zeros((slots, vocabulary), np.float32)
     for row, params in zip(bias, asked):
         for token, value in params.logit_bias.items():
@@ -172,12 +219,11 @@ def _bias(asked: Sequence[SamplingParams], slots: int, vocabulary: int) -> Array
     return jnp.asarray(bias)
 
 
-def _forced(asked: Sequence[SamplingParams], slots: int) -> tuple[Array | None, Array | None]:
-    widest = max(len(params.forced_token_ids) for params in asked)
-    if not widest:
+def _forced(
+    asked: Sequence[SamplingParams], slots: int, width: int
+) -> tuple[Array | None, Array | None]:
+    if not width:
         return None, None
-    # Widths are rounded up, so that few programs serve many requests.
-    width = 4 * -(-widest // 4)
     places, tokens = np.full((2, slots, width), -1, np.int32)
     for row, params in enumerate(asked):
         for column, (place, token) in enumerate(params.forced_token_ids.items()):

@@ -91,6 +91,7 @@ def block_walk(
     """
     token = proposal.tree.token
     batch, nodes = token.shape
+    last = proposal.tree.valid.sum(axis=1).astype(jnp.int32) - 1
     rows = jnp.arange(batch)
 
     def distributions(node: Int[Array, ""]) -> tuple[Array, Array]:
@@ -100,7 +101,7 @@ def block_walk(
         child = token[:, jnp.minimum(node + 1, nodes - 1)]
         certain = jax.nn.one_hot(child, target.shape[-1], dtype=jnp.float32)
         draft = jnp.where((draft[rows, child] > 0)[:, None], draft, certain)
-        return target, jnp.where(node < nodes - 1, draft, 0.0)
+        return target, jnp.where((node < last)[:, None], draft, 0.0)
 
     def look(carry: Any, node: Int[Array, ""]) -> tuple[Any, None]:
         """May the accepted chain end at this node?"""
@@ -110,8 +111,8 @@ def block_walk(
         left = rest.sum(axis=-1)
         # A weight of 1 lets the chain get here for certain, also where p = q leaves nothing.
         chance = jnp.where(weight < 1.0, left / (left + 1.0 - weight), 1.0)
-        chance = jnp.where(node == nodes - 1, weight, chance)
-        here = (coins[:, node] < chance) | (node == 0)
+        chance = jnp.where(node == last, weight, chance)
+        here = ((coins[:, node] < chance) | (node == 0)) & (node <= last)
         ends = jnp.where(here, node, ends)
         rest = jnp.where((left > 0)[:, None], rest, target)
         residual = jnp.where(here[:, None], rest, residual)
