@@ -86,6 +86,27 @@ Examples:
   jspec bench --target ./model --num-steps 3 --topk 1 --simulate-accept-length 2.5
 """,
     ),
+    "batch": Command(
+        options="serve.options:Batch",
+        module="serve.run",
+        summary="answer a file of requests, as fast as the devices allow",
+        description="""\
+Answer a file of requests with continuous batching: JSONL in, JSONL out.
+  A line is {"id", "prompt" or "messages", sampling …} or a line of OpenAI's
+  batch format (custom_id, method, url, body); its answer has the same form.
+  What a line leaves out is taken from the flags. A line that cannot be served
+  gets an error record with its number and field, and the job goes on.
+  Answers are appended and on disk before they count; after a crash or Ctrl-C
+  --resume does what is missing. python -m serve.batch is the same command.
+  Exit code: 0, 1 when some lines have error records, 2 when the job could not
+  run, 130 or 143 when a signal stopped it.
+
+Examples:
+  jspec batch --target smollm2-135m --input questions.jsonl --output answers.jsonl
+  jspec batch --target smollm2-135m --input questions.jsonl --output answers.jsonl --resume
+  zcat in.gz | jspec batch --target ./model --drafter none --slots 24 --input - --output out.jsonl
+""",
+    ),
     "export": Command(
         options="Export",
         module="jspec.commands.export",

@@ -66,7 +66,7 @@ class Journal:
                 found = identify(record)
             except (ValueError, RecursionError):
                 record, found = None, None
-            if found is None:
+            if record is None or found is None:
                 raise ValueError(
                     f"{self.path}:{place} is no answer of this command; choose another file."
                 )

@@ -61,7 +61,9 @@ class MemoryPlan:
             )
 
 
-def plan_memory(engine: Engine, slots: int, capacity: int, form: Form) -> MemoryPlan:
+def plan_memory(
+    engine: Engine, slots: int, capacity: int, form: Form, *, split: int = 1
+) -> MemoryPlan:
     """Count what a server needs.
 
     Args:
@@ -69,12 +71,15 @@ def plan_memory(engine: Engine, slots: int, capacity: int, form: Form) -> Memory
         slots: B.
         capacity: S.
         form: the widest tables that requests may ask for.
+        split: devices that weights and cache are split over.
     """
 
-    def state(count: int, tokens: int):
-        def empty():
+    def sizes(count: int, tokens: int) -> tuple[int, int, int]:
+        """Of cache, drafter's state and tables."""
+
+        def parts():
             requests, prompts = tabulate(engine, [], count, tokens, form)
-            return empty_state(
+            state = empty_state(
                 engine.round,
                 requests,
                 prompts,
@@ -82,19 +87,20 @@ def plan_memory(engine: Engine, slots: int, capacity: int, form: Form) -> Memory
                 max_rounds=tokens,
                 logprobs=form.logprobs,
             )
+            return [jax.tree.leaves(part) for part in (state.cache, state.drafter, state)]
 
-        return jax.eval_shape(empty)
+        cache, drafter, everything = map(_bytes, jax.eval_shape(parts))
+        return cache, drafter, everything - cache - drafter
 
-    main = state(slots, capacity)
-    cache, drafter = _bytes(main.cache), _bytes(main.drafter)
+    cache, drafter, tables = sizes(slots, capacity)
     weights = {id(leaf): _bytes(leaf) for leaf in jax.tree.leaves(engine.params)}
-    short = max(_bytes(state(admission_size(slots, width), width)) for width in (128, MAX_CHUNK))
+    short = max(sum(sizes(admission_size(slots, width), width)) for width in (128, MAX_CHUNK))
     return MemoryPlan(
-        weights=sum(weights.values()),
-        cache=cache,
+        weights=sum(weights.values()) // split,
+        cache=cache // split,
         drafter=drafter,
-        tables=_bytes(main) - cache - drafter,
-        admission=max(short, _bytes(state(1, capacity)) if capacity > MAX_CHUNK else 0),
+        tables=tables,
+        admission=max(short, sum(sizes(1, capacity)) if capacity > MAX_CHUNK else 0),
         passes=_pass_bytes(engine, slots, capacity),
     )
 

@@ -5,6 +5,7 @@ import queue
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -158,12 +159,15 @@ class Seat:
             self.tops.append(dict(zip(ids[:wanted].tolist(), values[:wanted].tolist())))
 
     def _output(self, engine: Engine, reason: int) -> Output:
-        rows = [np.asarray([row], np.int32) for row in (self.emitted, self.correct, self.drafted)]
-        log = RoundLog(np.asarray([len(self.emitted)], np.int32), *rows)
+        rows: list[Any] = [
+            np.asarray([row], np.int32) for row in (self.emitted, self.correct, self.drafted)
+        ]
+        count: Any = np.asarray([len(self.emitted)], np.int32)
+        log = RoundLog(count, *rows)
         logprobs: dict[str, list] = {}
         if self.slot.sampling.logprobs is not None:
-            count = self.slot.count(self.tokens)
-            logprobs = {"logprobs": self.chosen[:count], "top_logprobs": self.tops[:count]}
+            text = slice(self.slot.count(self.tokens))
+            logprobs = {"logprobs": self.chosen[text], "top_logprobs": self.tops[text]}
         return self.slot.output(engine, self.tokens, FINISH_REASONS[reason], log, 0, **logprobs)
 
 

@@ -21,6 +21,7 @@ from jspec.engine.prefill import capacity_bucket
 from jspec.engine.requests import Form, Slot
 from jspec.engine.state import RUNNING
 from jspec.sampling import SamplingParams, check_tokens
+from serve.devices import Replica
 from serve.memory import MemoryPlan, default_limit, plan_memory
 from serve.seat import Handle, Seat, SlotReport, withdrawn
 from serve.slots import Newcomers, Report, SlotTable
@@ -75,7 +76,7 @@ class Server:
         capacity: int = 2048,
         rounds: int = 8,
         memory_limit: int | None = None,
-        device: Any = None,
+        replica: Replica | None = None,
     ):
         """Plan the memory, take it, and start.
 
@@ -86,7 +87,7 @@ class Server:
                 never above the target's context.
             rounds: between looks of the host; what a slot is late to end is lost.
             memory_limit: bytes; default what the device has.
-            device: that new arrays are put on; default JAX's.
+            replica: where the engine's weights are, from `serve.devices`; default JAX's own device.
 
         Raises:
             ValueError: slots or rounds below 1, or a plan above the limit, with the numbers.
@@ -99,12 +100,14 @@ class Server:
         self.max_tokens = min(capacity, engine.target.config.max_context)
         self.counters = Counters()
         room = capacity_bucket(self.max_tokens)
-        self.plan: MemoryPlan = plan_memory(engine, slots, room, _WIDEST)
+        split = replica.placement.size if replica is not None and replica.placement else 1
+        self.plan: MemoryPlan = plan_memory(engine, slots, room, _WIDEST, split=split)
         self.plan.check(default_limit() if memory_limit is None else memory_limit)
-        self._device = device
+        self._device = None if replica is None else replica.device
         self._rounds = rounds
         with self._on_device():
-            self._table = SlotTable(engine, slots, room, rounds)
+            placement = None if replica is None else replica.placement
+            self._table = SlotTable(engine, slots, room, rounds, placement)
         self._seats: list[Seat | None] = [None] * slots
         self._waiting: deque[Seat] = deque()
         self._live: set[Seat] = set()

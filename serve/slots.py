@@ -18,6 +18,7 @@ from jspec.engine import Engine
 from jspec.engine.prefill import MAX_CHUNK, chunk_plan
 from jspec.engine.requests import Form, Slot, tabulate, widen
 from jspec.engine.state import DecodeState
+from serve.devices import Placement
 from serve.memory import admission_size
 
 
@@ -73,7 +74,14 @@ class Newcomers:
 class SlotTable:
     """B slots of S tokens on the device."""
 
-    def __init__(self, engine: Engine, count: int, capacity: int, rounds: int):
+    def __init__(
+        self,
+        engine: Engine,
+        count: int,
+        capacity: int,
+        rounds: int,
+        placement: Placement | None = None,
+    ):
         """Allocate empty slots.
 
         Args:
@@ -81,11 +89,14 @@ class SlotTable:
             count: B.
             capacity: S.
             rounds: Q, at most this many a piece.
+            placement: over the devices that the weights are split over.
         """
         self.engine, self.count, self.capacity, self.rounds = engine, count, capacity, rounds
-        self.form = Form()
+        self.form, self.placement = Form(), placement
         requests, prompts = tabulate(engine, [], count, capacity, self.form)
         self.state = engine.run_start(requests, prompts, capacity=capacity, max_rounds=capacity)
+        if placement is not None:
+            self.state = placement.put(self.state)
 
     def room(self, prompts: Sequence[list[int]]) -> int:
         """How many of the first waiting prompts to prefill together: those of the first's width."""
@@ -131,13 +142,14 @@ class SlotTable:
         """Write them over the slots `places`, in order."""
         at = np.full((newcomers.state.tokens.shape[0],), self.count, np.int32)
         at[: len(places)] = places
-        self.state = _put_rows(self.state, newcomers.state, jnp.asarray(at))
+        self.state = _put_rows(self.placement, self.state, newcomers.state, jnp.asarray(at))
 
     def run(self, rounds: int, *, sampled: bool) -> Report:
         """Enqueue up to `rounds` rounds of every running slot."""
         self.state, report = _piece(
             self.engine,
             self.rounds,
+            self.placement,
             self.engine.params,
             self.state,
             jnp.asarray(rounds, jnp.int32),
@@ -157,6 +169,8 @@ class SlotTable:
         if joined != self.form:
             self.form = joined
             self.state = widen(self.engine, self.state, joined)
+            if self.placement is not None:
+                self.state = self.placement.put(self.state)
 
 
 def _width(tokens: int) -> int:
@@ -164,8 +178,19 @@ def _width(tokens: int) -> int:
     return max(32, 1 << (tokens - 1).bit_length())
 
 
-@partial(jax.jit, static_argnames=("engine", "most", "sampled"), donate_argnames="state")
-def _piece(engine: Engine, most: int, params, state: DecodeState, rounds, *, sampled: bool):
+@partial(
+    jax.jit, static_argnames=("engine", "most", "placement", "sampled"), donate_argnames="state"
+)
+def _piece(
+    engine: Engine,
+    most: int,
+    placement: Placement | None,
+    params,
+    state: DecodeState,
+    rounds,
+    *,
+    sampled: bool,
+):
     """Up to `rounds` rounds, and what is worth telling of them."""
     start, before = state.lengths, state.log.rounds
     state = engine.run_rounds(params, state, rounds, sampled=sampled)
@@ -195,11 +220,18 @@ def _piece(engine: Engine, most: int, params, state: DecodeState, rounds, *, sam
             top=window(state.logprobs.top, start, width),
         )
     # A copy each: the state's own buffers are given to the next piece.
-    return state, jax.tree.map(jnp.copy, report)
+    return _pinned(placement, state), jax.tree.map(jnp.copy, report)
 
 
-@partial(jax.jit, donate_argnames="state")
-def _put_rows(state: DecodeState, rows: DecodeState, at: Int[Array, "A"]) -> DecodeState:
+def _pinned(placement: Placement | None, state: DecodeState) -> DecodeState:
+    """Where it was, so that the next piece finds it as this one did."""
+    return state if placement is None else placement.constrain(state)
+
+
+@partial(jax.jit, static_argnames="placement", donate_argnames="state")
+def _put_rows(
+    placement: Placement | None, state: DecodeState, rows: DecodeState, at: Int[Array, "A"]
+) -> DecodeState:
     """Row i of every leaf of `rows` over row at[i] of `state`; places past the last are dropped.
 
     Rows may differ along the second axis (caches, tokens, logs): what lies behind the shorter is
@@ -212,4 +244,4 @@ def _put_rows(state: DecodeState, rows: DecodeState, at: Int[Array, "A"]) -> Dec
         common = min(old.shape[1], new.shape[1])
         return old.at[at, :common].set(new[:, :common], mode="drop")
 
-    return jax.tree.map(put, state, rows)
+    return _pinned(placement, jax.tree.map(put, state, rows))

@@ -21,7 +21,7 @@ REQUESTS = [
     ([3, 1] * 12, SamplingParams(max_new_tokens=30, num_steps=0)),
     ([11, 4, 11], SamplingParams(max_new_tokens=20, temperature=0.9, seed=5)),
     ([1, 2, 3, 4] * 3, SamplingParams(max_new_tokens=17, temperature=1.3, seed=2**40 + 1)),
-    ([30, 30], SamplingParams(max_new_tokens=30, stop_token_ids=range(10))),
+    ([30, 30], SamplingParams(max_new_tokens=30, stop_token_ids=list(range(10)))),
 ]
 WARM = ([2, 2], SamplingParams(max_new_tokens=4, temperature=1.0, seed=1, num_steps=1))
 
@@ -163,7 +163,7 @@ def test_refuses_what_does_not_fit(engine):
     ):
         serve.Server(engine, slots=3, capacity=128, memory_limit=2**20)
     with start(engine) as server:
-        with pytest.raises(ValueError, match="needs 140 tokens .*slot holds 128.*capacity"):
+        with pytest.raises(ValueError, match=r"needs 140 tokens .*slot holds 128.*capacity"):
             server.submit([1] * 100, SamplingParams(max_new_tokens=40))
         with pytest.raises(ValueError, match="logprobs=21"):
             server.submit([1], SamplingParams(logprobs=21))
@@ -174,7 +174,7 @@ def test_refuses_what_does_not_fit(engine):
 
 
 def test_no_token_possible_fails_alone(engine, expected):
-    banned = SamplingParams(max_new_tokens=5, banned_token_ids=range(40))
+    banned = SamplingParams(max_new_tokens=5, banned_token_ids=list(range(40)))
     with start(engine) as server:
         bad, good = server.submit([1], banned), server.submit(*REQUESTS[0])
         with pytest.raises(ValueError, match="no token is possible at place 0"):
