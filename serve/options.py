@@ -12,6 +12,7 @@ from jspec.commands.options import (
     SamplingFlags,
     Switch,
     TreeFlags,
+    VerifyFlags,
 )
 
 
@@ -67,3 +68,4 @@ class Batch:
     chat: ChatFlags = field(default_factory=ChatFlags)
     sampling: SamplingFlags = field(default_factory=SamplingFlags)
     tree: TreeFlags = field(default_factory=TreeFlags)
+    verify: VerifyFlags = field(default_factory=VerifyFlags)

@@ -9,11 +9,10 @@ from typing import Any
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from jspec.commands.figures import check_writable, write_json
-from jspec.commands.parts import target_from, tree_from
+from jspec.commands.parts import rule_from, sampling_from, target_from, tree_from
 from jspec.commands.prompts import Request
 from jspec.commands.show import PlainConsole
 from jspec.engine import Engine, Prompt
-from jspec.sampling import SamplingParams
 from serve.devices import replicate
 from serve.job import Job, Tally, count_lines, read_lines
 from serve.journal import Journal
@@ -33,8 +32,7 @@ def run(options: Batch) -> int:
     """
     files = options.files
     chat = options.chat.wanted()
-    tree, defaults = tree_from(options.model, options.tree), vars(options.sampling)
-    SamplingParams(**defaults)  # what is wrong with a default is no line's fault
+    tree, defaults = tree_from(options.model, options.tree), vars(sampling_from(options.sampling))
     if files.metrics_json is not None:
         check_writable(files.metrics_json)
     total = count_lines(files.input)
@@ -97,12 +95,15 @@ def as_prompt(request: LineRequest, chat: bool) -> Prompt:
 
 def _servers(options: Batch, tree) -> list[Server]:
     serving = options.serving
+    rule = rule_from(options.model, options.verify)
     target = target_from(options.model)
     engine = Engine(
         target,
         options.model.drafter,
         tree=tree,
         implementation="xla" if serving.tensor_parallel > 1 else None,
+        verification=rule,
+        draft_temperature=options.verify.draft_temperature,
         simulate_accept_length=options.model.simulate_accept_length,
     )
     replicas = replicate(

@@ -1,0 +1,124 @@
+"""Batch throughput of the server: `python benchmarks/serving.py [--target MODEL] [--json OUT]`.
+
+For every number of slots, plain and speculative: tokens per second of all requests together (prefill
+included, compilation not), τ, occupancy, and the share of the time in which the device had nothing
+to do because the host had not enqueued it yet. `--many N` instead sends N short requests and
+reports memory, free slots and recompilations before and after.
+"""
+
+import argparse
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import jspec
+import serve
+from jspec.commands.figures import dump_json, write_json
+from serve.slots import Report, SlotTable
+
+TOPICS = ("rivers", "bread", "trains", "the moon", "glass", "bees", "chess", "salt")
+
+
+class IdleClock:
+    """Times the gaps between the end of one piece and the moment the next was enqueued."""
+
+    def __init__(self, table: SlotTable):
+        self.idle, self.busy_from, self._run = 0.0, time.perf_counter(), table.run
+        self._last: Report | None = None
+        table.run = self._timed  # type: ignore[method-assign]
+
+    def _timed(self, rounds: int, *, sampled: bool) -> Report:
+        last, now = self._last, time.perf_counter()
+        report = self._run(rounds, sampled=sampled)
+        # Where the piece before was over when this one came, the device waited at least so long.
+        if last is not None and last.lengths.is_ready():
+            self.idle += time.perf_counter() - now
+        self._last = report
+        return report
+
+
+def throughput(engine: jspec.Engine, slots: int, prompts: list, new_tokens: int) -> dict[str, Any]:
+    """One server, warmed up with the same prompts."""
+    asked = jspec.SamplingParams(max_new_tokens=new_tokens, ignore_eos=True)
+    longest = max(len(engine.encode(prompt)) for prompt in prompts)
+    with serve.Server(engine, slots=slots, capacity=longest + new_tokens) as server:
+        for prompt in prompts:
+            server.submit(prompt, asked, incremental=False)
+        while not server.idle or server.counters.requests < len(prompts):
+            time.sleep(0.05)
+        clock, before = IdleClock(server._table), vars(server.counters).copy()
+        start = time.perf_counter()
+        handles = [server.submit(prompt, asked, incremental=False) for prompt in prompts]
+        outputs = [handle.result() for handle in handles]
+        seconds = time.perf_counter() - start
+    done = {name: value - before[name] for name, value in vars(server.counters).items()}
+    tokens = sum(len(output.token_ids) for output in outputs)
+    return {
+        "tokens_per_second": tokens / seconds,
+        "accept_length": (tokens - len(outputs)) / max(1, done["rounds"]),
+        "occupancy": done["seated"] / (done["pieces"] * slots),
+        "device_idle_share": clock.idle / seconds,
+    }
+
+
+def many(engine: jspec.Engine, count: int) -> dict[str, Any]:
+    """Short requests: what grows, what stays taken, what recompiles."""
+    asked = jspec.SamplingParams(max_new_tokens=4)
+    figures: dict[str, Any] = {"requests": count}
+    with serve.Server(engine, slots=16, capacity=128) as server:
+        for wave, size in enumerate((count // 10, count - count // 10)):
+            handles = [server.submit([1 + i % 30], asked, incremental=False) for i in range(size)]
+            for handle in handles:
+                handle.result()
+            del handles
+            figures[f"wave_{wave}"] = {
+                "resident_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+                "live_arrays": len(jax.live_arrays()),
+                "traces": sum(engine.traces.values()),
+                "idle": server.idle,
+            }
+    return figures
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--target", default="smollm2-135m")
+    parser.add_argument("--slots", type=int, nargs="+", default=[1, 4, 8, 24])
+    parser.add_argument("--requests", type=int, default=24)
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--many", type=int, help="send this many short requests instead")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    target = jspec.load_target(options.target)
+    figures: dict[str, Any] = {"target": options.target}
+    if options.many:
+        figures["many"] = many(jspec.Engine(target), options.many)
+    else:
+        prompts = [
+            target.tokenizer.encode(f"Write {3 + n % 4} sentences about {TOPICS[n % len(TOPICS)]}.")
+            for n in range(options.requests)
+        ]
+        trees = {
+            "plain": None,
+            "ngram 4": jspec.TreeConfig(num_steps=3, topk=1, num_nodes=4),
+            "ngram 8": jspec.TreeConfig(num_steps=7, topk=2, num_nodes=8),
+        }
+        for slots in options.slots:
+            for name, tree in trees.items():
+                engine = jspec.Engine(target, None if tree is None else "ngram", tree=tree)
+                key = f"{name}, {slots} slots"
+                figures[key] = throughput(engine, slots, prompts, options.new_tokens)
+                print(key, figures[key], flush=True)
+    print(dump_json(figures))
+    if options.json is not None:
+        write_json(options.json, figures)
+
+
+if __name__ == "__main__":
+    main()
