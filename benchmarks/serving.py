@@ -1,7 +1,7 @@
 """Batch throughput of the server: `python benchmarks/serving.py [--target MODEL] [--json OUT]`.
 
-For every number of slots, plain and speculative: tokens per second of all requests together (prefill
-included, compilation not), τ, occupancy, and the share of the time in which the device had nothing
+For every number of slots, plain and speculative: tokens per second of all requests together
+(prefill included, compilation not), τ, occupancy, and the share of the time in which the device had nothing
 to do because the host had not enqueued it yet. `--many N` instead sends N short requests and
 reports memory, free slots and recompilations before and after.
 """
@@ -27,7 +27,7 @@ class IdleClock:
 
     def __init__(self, table: SlotTable):
         self.idle, self.busy_from, self._run = 0.0, time.perf_counter(), table.run
-        self._last: Report | None = None
+        self._last: Any = None
         table.run = self._timed  # type: ignore[method-assign]
 
     def _timed(self, rounds: int, *, sampled: bool) -> Report:

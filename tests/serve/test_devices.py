@@ -31,7 +31,8 @@ for data, split in ((1, 1), (2, 1), (1, 2)):
             handles = [server.submit(prompt, asked) for prompt in prompts]
             texts.append([handle.result(300).token_ids for handle in handles])
         cache = server._table.state.cache.keys[0]
-        used.append([sorted(d.id for d in cache.sharding.device_set), cache.sharding.shard_shape(cache.shape)[2]])
+        held = sorted(device.id for device in cache.sharding.device_set)
+        used.append([held, cache.sharding.shard_shape(cache.shape)[2]])
     texts.append(used)
 json.dump(texts, sys.stdout)
 """

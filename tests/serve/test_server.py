@@ -22,14 +22,17 @@ REQUESTS = [
     ([11, 4, 11], SamplingParams(max_new_tokens=20, temperature=0.9, seed=5)),
     ([1, 2, 3, 4] * 3, SamplingParams(max_new_tokens=17, temperature=1.3, seed=2**40 + 1)),
     ([30, 30], SamplingParams(max_new_tokens=30, stop_token_ids=list(range(10)))),
+    ([1, 2, 3, 4] * 3, SamplingParams(max_new_tokens=24)),
+    ([1, 2, 3, 4] * 3, SamplingParams(max_new_tokens=24, num_steps=0)),
 ]
+EVERY = list(range(40))
 WARM = ([2, 2], SamplingParams(max_new_tokens=4, temperature=1.0, seed=1, num_steps=1))
 
 
 @pytest.fixture(scope="module")
 def engine():
     target = tiny_target(num_layers=1, max_context=1024)
-    tree = jspec.TreeConfig(num_steps=2, topk=2, num_nodes=4)
+    tree = jspec.TreeConfig(num_steps=2, topk=1, num_nodes=3)
     return jspec.Engine(target, "ngram", tree=tree, batch_size=len(REQUESTS))
 
 
@@ -45,17 +48,17 @@ def check(got, want):
     assert got.stats == want.stats
 
 
-def start(engine, slots=3, **changes):
+def start(engine, slots=2, **changes):
     server = serve.Server(engine, slots=slots, capacity=128, rounds=3, **changes)
     # The first request's form is everybody's, whatever the order after it.
     server.submit(*WARM).result(300)
     return server
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    order=st.lists(st.integers(0, len(REQUESTS) - 1), min_size=1, max_size=14),
-    slots=st.sampled_from([1, 3]),
+    order=st.lists(st.integers(0, len(REQUESTS) - 1), min_size=1, max_size=8),
+    slots=st.sampled_from([1, 2]),
     pause=st.integers(0, 3),
 )
 def test_equals_generate(engine, expected, order, slots, pause):
@@ -70,17 +73,12 @@ def test_equals_generate(engine, expected, order, slots, pause):
         assert server.idle
 
 
-def test_less_draft_is_the_same_text_in_more_rounds(engine, expected):
-    prompt, sampling = REQUESTS[2]
-    whole, none = engine.generate(
-        [prompt] * 2,
-        [SamplingParams(max_new_tokens=24), SamplingParams(max_new_tokens=24, num_steps=0)],
-    )
-    assert whole.token_ids == none.token_ids == expected[2].token_ids
+def test_less_draft_is_the_same_text_in_more_rounds(expected):
+    whole, one, none = expected[8], expected[2], expected[9]
+    assert whole.token_ids == one.token_ids == none.token_ids
     assert none.stats.drafted == 0
     assert none.stats.accept_lengths == [1] * 23
-    assert max(expected[2].stats.corrects) <= 1
-    assert sampling.num_steps == 1
+    assert max(one.stats.corrects) <= 1
 
 
 def test_streams_and_withdraws(engine, expected):
@@ -110,36 +108,43 @@ def test_closing_without_finishing_withdraws(engine):
             handle.result(0)
 
 
-def test_long_prompts_in_chunks_beside_running_slots(engine):
+def test_long_prompts_in_chunks_beside_running_slots(engine, expected):
     long = [(7 * i) % 39 for i in range(MAX_CHUNK + 50)]
     asked = SamplingParams(max_new_tokens=12)
     [want] = engine.generate([long], asked)
-    with serve.Server(engine, slots=3, capacity=700, rounds=3) as server:
+    with serve.Server(engine, slots=2, capacity=700, rounds=3) as server:
         handles = [
             server.submit(*REQUESTS[0]),
             server.submit(long, asked),
             server.submit([4], asked),
         ]
         check(handles[1].result(300), want)
-        [alone] = engine.generate([[4]], asked)
-        assert handles[2].result(300).token_ids == alone.token_ids
+        check(handles[0].result(300), expected[0])
+        assert len(handles[2].result(300).token_ids) == 12
 
 
 def test_tables_grow_beside_running_slots(engine, expected):
-    asked = [
-        SamplingParams(max_new_tokens=10, repetition_penalty=1.5, logprobs=1),
-        SamplingParams(max_new_tokens=10, logit_bias={3: 5.0}, forced_token_ids={2: 9}, logprobs=3),
-    ]
-    want = engine.generate([[5, 9, 2], [6, 6]], asked)
+    """Penalties, biases, forced tokens and log-probabilities join slots that run without them."""
+    rich = SamplingParams(
+        max_new_tokens=10,
+        repetition_penalty=1.5,
+        logit_bias={3: 5.0},
+        forced_token_ids={2: 9},
+        logprobs=2,
+    )
+    [want] = engine.generate([[5, 9, 2]], rich)
     with start(engine) as server:
         before = server.submit(*REQUESTS[0])
         next(iter(before))
-        got = [server.submit(p, s).result(300) for p, s in zip(([5, 9, 2], [6, 6]), asked)]
+        handle = server.submit([5, 9, 2], rich)
+        bad = server.submit([1], SamplingParams(max_new_tokens=5, banned_token_ids=EVERY))
+        got = handle.result(300)
+        with pytest.raises(ValueError, match="no token is possible at place 0"):
+            bad.result(300)
         check(before.result(300), expected[0])
-    for one, other in zip(got, want):
-        check(one, other)
-        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
-        assert [list(top) for top in one.top_logprobs] == [list(top) for top in other.top_logprobs]
+    check(got, want)
+    assert got.logprobs == pytest.approx(want.logprobs, abs=1e-4)
+    assert [list(top) for top in got.top_logprobs] == [list(top) for top in want.top_logprobs]
 
 
 def test_nothing_recompiles_and_nothing_is_left(engine):
@@ -161,7 +166,7 @@ def test_refuses_what_does_not_fit(engine):
     with pytest.raises(
         ValueError, match=r"needs .* MiB \(weights .*cache .*memory_limit is 1\.0 MiB"
     ):
-        serve.Server(engine, slots=3, capacity=128, memory_limit=2**20)
+        serve.Server(engine, slots=2, capacity=128, memory_limit=2**20)
     with start(engine) as server:
         with pytest.raises(ValueError, match=r"needs 140 tokens .*slot holds 128.*capacity"):
             server.submit([1] * 100, SamplingParams(max_new_tokens=40))
@@ -171,12 +176,3 @@ def test_refuses_what_does_not_fit(engine):
             server.submit([1], SamplingParams(logit_bias={40: 1.0}))
     with pytest.raises(ValueError, match="slots=0"):
         serve.Server(engine, slots=0)
-
-
-def test_no_token_possible_fails_alone(engine, expected):
-    banned = SamplingParams(max_new_tokens=5, banned_token_ids=list(range(40)))
-    with start(engine) as server:
-        bad, good = server.submit([1], banned), server.submit(*REQUESTS[0])
-        with pytest.raises(ValueError, match="no token is possible at place 0"):
-            bad.result(300)
-        check(good.result(300), expected[0])
