@@ -1,9 +1,9 @@
 """Batch throughput of the server: `python benchmarks/serving.py [--target MODEL] [--json OUT]`.
 
 For every number of slots, plain and speculative: tokens per second of all requests together
-(prefill included, compilation not), τ, occupancy, and the share of the time in which the device had nothing
-to do because the host had not enqueued it yet. `--many N` instead sends N short requests and
-reports memory, free slots and recompilations before and after.
+(prefill included, compilation not), τ, occupancy, and the share of the time in which the device
+had nothing to do because the host had not enqueued it yet. `--many N` instead sends N short
+requests and reports memory, free slots and recompilations before and after.
 """
 
 import argparse

@@ -94,7 +94,8 @@ Examples:
 Answer a file of requests with continuous batching: JSONL in, JSONL out.
   A line is {"id", "prompt" or "messages", sampling …} or a line of OpenAI's
   batch format (custom_id, method, url, body); its answer has the same form.
-  What a line leaves out is taken from the flags. A line that cannot be served
+  What a line leaves out is taken from the flags; num_steps limits its draft, 0
+  is none. A line that cannot be served
   gets an error record with its number and field, and the job goes on.
   Answers are appended and on disk before they count; after a crash or Ctrl-C
   --resume does what is missing. python -m serve.batch is the same command.

@@ -110,8 +110,9 @@ def identify(record: Any) -> tuple[int, Any] | None:
 
 
 def dump(record: dict[str, Any]) -> bytes:
-    """One line, with its end."""
-    return json.dumps(record, ensure_ascii=False, allow_nan=False).encode("utf-8") + b"\n"
+    """One line, with its end. Half a surrogate pair, which is no character, stays an escape."""
+    text = json.dumps(record, ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8", "backslashreplace") + b"\n"
 
 
 def _batch_id(number: int) -> str:

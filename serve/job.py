@@ -352,7 +352,11 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def count_lines(path: Path) -> int | None:
-    """How many requests a file holds; None for what can be read only once."""
-    if str(path) == "-" or not path.is_file():
+    """How many requests a file holds; None for what can be read only once.
+
+    Raises:
+        ValueError: as `read_lines`.
+    """
+    if str(path) == "-" or (path.exists() and not path.is_file()):
         return None
     return sum(1 for _ in read_lines(path))

@@ -50,6 +50,7 @@ def malformed() -> list[tuple[bytes, str]]:
         (b"[" * 100_000, "line"),
         (b'{"prompt":' * 50_000, "line"),
         (b'{"prompt": "a", "prompt": "b"}', "prompt"),
+        (b'{"prompt": "a", "\\ud801": 1}', "\ud801"),
         (b'{"prompt": "a", "temperature": NaN}', "temperature"),
         (b'{"prompt": "a", "temperature": Infinity}', "temperature"),
         (b'{"prompt": "a", "temperature": 1e999}', "temperature"),
@@ -88,7 +89,7 @@ def malformed() -> list[tuple[bytes, str]]:
         for value in values:
             line = {field: value} if field in ("prompt", "messages") else {"prompt": "a"}
             made.append((json.dumps({**line, field: value}).encode(), field))
-    for role in (None, 1, "", "tool", "User", "robot", []):
+    for role in (None, 1, "", "tool", "User", "robot", [], {}, True, "developer", "function"):
         messages = [{"role": "user", "content": "a"}, {"role": role, "content": "b"}]
         made.append((json.dumps({"messages": messages}).encode(), "messages[1].role"))
     for content in (None, 1, "", [], {}):
@@ -141,7 +142,6 @@ def test_malformed_lines_name_their_field(model, tmp_path, capsys):
     assert records[1]["text"] == records[len(lines) - 1]["text"]
     for number, (line, field) in enumerate(cases, start=2):
         error = records[number]["error"]
-        assert error["field"].split("[")[0].split(".")[-1] in field, (line[:80], error)
         assert error["field"].startswith(field) or field.startswith(error["field"]), (line, error)
         assert error["message"]
         assert error["line"] == number

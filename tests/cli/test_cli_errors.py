@@ -10,8 +10,11 @@ T = ("--no-compilation-cache", "--target")
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        ((), "expected a command: generate, bench, export, tune-tree, fetch"),
-        (("translate",), "no command 'translate': expected generate, bench, export, tune-tree"),
+        ((), "expected a command: generate, bench, batch, export, tune-tree, fetch"),
+        (
+            ("translate",),
+            "no command 'translate': expected generate, bench, batch, export, tune-tree",
+        ),
         (("generate",), "--target"),
         (("generate", "--target", "x", "--colour"), "--colour"),
         (("generate", "--target", "x", "--max-new-tokens", "many"), "--max-new-tokens"),
@@ -25,7 +28,7 @@ def test_words_that_cannot_be_read(jspec_fails, argv, says):
     assert says in jspec_fails(*argv)
 
 
-@pytest.mark.parametrize("command", ["generate", "bench", "export", "tune-tree", "fetch"])
+@pytest.mark.parametrize("command", ["generate", "bench", "batch", "export", "tune-tree", "fetch"])
 def test_unreadable_words_point_to_the_help(jspec_fails, command):
     assert f"jspec {command} --help" in jspec_fails(command, "--nonsense")
 
