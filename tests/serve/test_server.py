@@ -98,7 +98,7 @@ def test_streams_and_withdraws(engine, expected):
             list(endless)
         check(server.submit(*REQUESTS[1]).result(300), expected[1])
     with pytest.raises(RuntimeError, match="closed"):
-        server.submit([1])
+        server.submit(*REQUESTS[3])
 
 
 def test_closing_without_finishing_withdraws(engine):
