@@ -9,6 +9,7 @@ requests and reports memory, free slots and recompilations before and after.
 import argparse
 import resource
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +24,31 @@ TOPICS = ("rivers", "bread", "trains", "the moon", "glass", "bees", "chess", "sa
 
 
 class IdleClock:
-    """Times the gaps between the end of one piece and the moment the next was enqueued."""
+    """Times the gaps between the end of one piece and the moment the next was enqueued.
+
+    A thread waits for every piece and notes when it ended; a piece that had not ended when the next
+    one was enqueued left no gap.
+    """
 
     def __init__(self, table: SlotTable):
-        self.idle, self.busy_from, self._run = 0.0, time.perf_counter(), table.run
-        self._last: Any = None
+        self.idle, self._run = 0.0, table.run
+        self._watcher = ThreadPoolExecutor(1)
+        self._end: Future[float] | None = None
         table.run = self._timed  # type: ignore[method-assign]
 
     def _timed(self, rounds: int, *, sampled: bool) -> Report:
-        last, now = self._last, time.perf_counter()
         report = self._run(rounds, sampled=sampled)
-        # Where the piece before was over when this one came, the device waited at least so long.
-        if last is not None and last.lengths.is_ready():
-            self.idle += time.perf_counter() - now
-        self._last = report
+        enqueued = time.perf_counter()
+        if self._end is not None and self._end.done():
+            self.idle += max(0.0, enqueued - self._end.result())
+        self._end = self._watcher.submit(_end_of, report.lengths)
         return report
+
+
+def _end_of(array: jax.Array) -> float:
+    """When it was there."""
+    array.block_until_ready()
+    return time.perf_counter()
 
 
 def throughput(engine: jspec.Engine, slots: int, prompts: list, new_tokens: int) -> dict[str, Any]:
