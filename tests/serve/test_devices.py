@@ -38,6 +38,7 @@ json.dump(texts, sys.stdout)
 """
 
 
+@pytest.mark.once
 def test_same_tokens_on_eight_virtual_devices():
     one, used_one, first, second, used_two, split, used_split = run_python(
         SCRIPT, [[5, 9, 2], [7] * 11, [1, 2, 3] * 3]

@@ -55,6 +55,7 @@ def start(engine, slots=2, **changes):
     return server
 
 
+@pytest.mark.once
 @settings(
     max_examples=6, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
 )
