@@ -115,6 +115,18 @@ class Tokenizer:
             clean_up_tokenization_spaces=False,
         )
 
+    def token_text(self, token: int) -> str:
+        """What one id stands for: its text, special tokens by name, lone bytes as `<0xE2>`."""
+        piece = self.pieces()[token]
+        if isinstance(piece, bytes):
+            return piece.decode("utf-8", "replace")
+        if isinstance(piece, int):
+            return f"<0x{piece:02X}>"
+        if piece is None:
+            name = self.backend.convert_ids_to_tokens(token)
+            return f"<{token}>" if name is None else str(name)
+        return piece
+
     def first_difference(self, other: "Tokenizer") -> str | None:
         """Where two vocabularies part, in words; None where every id means the same token."""
         ours, theirs = (

@@ -14,7 +14,7 @@ from jspec.commands.figures import without_nan
 from jspec.commands.options import Generate
 from jspec.commands.parts import encode_all, rule_from, sampling_from, target_from, tree_from
 from jspec.commands.prompts import Request, one_prompt, read_prompts
-from jspec.commands.show import NOT_REAL, TextWriter, summary, token_text
+from jspec.commands.show import NOT_REAL, TextWriter, summary
 from jspec.engine import Engine, Output, Update
 from jspec.engine.text import Piece
 from jspec.sampling import SamplingParams
@@ -122,7 +122,7 @@ def _show(
     simulated = engine.round.simulate_accept_length is not None
     if simulated:
         writer.line(f"({NOT_REAL})", style="bold red")
-    name = token_text(engine.target.tokenizer)
+    name = engine.target.tokenizer.token_text
     held: list[Piece] = []
     number = 0
     output: Output | None = None

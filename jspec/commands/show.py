@@ -2,14 +2,13 @@
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from jspec.engine.text import Piece
-from jspec.tokenizer import Tokenizer
 
 DRAFTED = "underline green"
 """How an accepted draft token looks in color."""
@@ -78,24 +77,6 @@ def summary(tokens: int, tokens_per_second: float, accept_length: float, rounds:
     else:
         speed = f"{tokens_per_second:.1f} tokens/s while decoding"
     return f"{counted}, {speed}, τ {_figure(accept_length)}, {passes}"
-
-
-def token_text(tokenizer: Tokenizer) -> Callable[[int], str]:
-    """Shows single tokens, special ones by their name."""
-    pieces = tokenizer.pieces()
-
-    def decode(token: int) -> str:
-        piece = pieces[token]
-        if isinstance(piece, bytes):
-            return piece.decode("utf-8", "replace")
-        if isinstance(piece, int):
-            return f"<0x{piece:02X}>"
-        if piece is None:
-            name = tokenizer.backend.convert_ids_to_tokens(token)
-            return f"<{token}>" if name is None else str(name)
-        return piece
-
-    return decode
 
 
 def _figure(value: float) -> str:

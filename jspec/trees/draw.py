@@ -31,24 +31,15 @@ def draw_round(view: RoundView, decode: Callable[[int], str], title: str | None 
         │  ╰─ ✗ " in"  0.11
         ╰─ ✗ " town"  0.07
     """
-    nodes = [node for node in view.nodes if node is not None]
-    drafted = len(nodes) - 1
-    accepted = [i for i, node in enumerate(view.nodes) if node is not None and node.accepted]
-    if title is None:
-        title = _title(drafted, max(len(accepted) - 1, 0), view, decode)
-    lines = [Text().append(title, style="bold")]
-    last = accepted[-1] if accepted else 0
+    lines = [Text().append(title or describe(view, decode), style="bold")]
 
     def branch(node: int, indent: str) -> None:
-        # The accepted child first, and the bonus where an accepted child would be.
-        children = sorted(view.children(node), key=lambda child: not _is_accepted(view, child))
-        has_bonus = node == last and view.bonus is not None
-        entries: list[int | None] = [None, *children] if has_bonus else [*children]
+        entries = view.below(node)
         for place, child in enumerate(entries):
             is_last = place == len(entries) - 1
             line = Text().append(indent + ("╰─ " if is_last else "├─ "), style="dim")
             if child is None and view.bonus is not None:
-                line.append(f"★ {_quoted(view.bonus, decode)}", style=BONUS)
+                line.append(f"★ {quoted(view.bonus, decode)}", style=BONUS)
             elif child is not None:
                 line.append_text(_node(view, child, decode))
             lines.append(line)
@@ -57,23 +48,19 @@ def draw_round(view: RoundView, decode: Callable[[int], str], title: str | None 
 
     root = view.nodes[0]
     if root is not None:
-        lines.append(Text(_quoted(root.token, decode)))
+        lines.append(Text(quoted(root.token, decode)))
         branch(0, "")
     return Text("\n").join(lines)
 
 
-def _title(drafted: int, accepted: int, view: RoundView, decode: Callable[[int], str]) -> str:
-    bonus = None if view.bonus is None else _quoted(view.bonus, decode)
-    if not drafted:
+def describe(view: RoundView, decode: Callable[[int], str]) -> str:
+    """A round in one line: how many drafted tokens were accepted, and the bonus."""
+    bonus = None if view.bonus is None else quoted(view.bonus, decode)
+    if not view.drafted:
         return f"nothing drafted, next token {bonus}"
-    tokens = "token" if drafted == 1 else "tokens"
+    tokens = "token" if view.drafted == 1 else "tokens"
     end = "where the text ends" if bonus is None else f"bonus {bonus}"
-    return f"{accepted} of {drafted} drafted {tokens} accepted, {end}"
-
-
-def _is_accepted(view: RoundView, node: int) -> bool:
-    found = view.nodes[node]
-    return found is not None and found.accepted
+    return f"{max(len(view.path) - 1, 0)} of {view.drafted} drafted {tokens} accepted, {end}"
 
 
 def _node(view: RoundView, node: int, decode: Callable[[int], str]) -> Text:
@@ -81,9 +68,10 @@ def _node(view: RoundView, node: int, decode: Callable[[int], str]) -> Text:
     assert found is not None
     mark, style = ("✓", ACCEPTED) if found.accepted else ("✗", REJECTED)
     line = Text()
-    line.append(f"{mark} {_quoted(found.token, decode)}", style=style)
+    line.append(f"{mark} {quoted(found.token, decode)}", style=style)
     return line.append(f"  {found.score:.2g}", style="dim")
 
 
-def _quoted(token: int, decode: Callable[[int], str]) -> str:
+def quoted(token: int, decode: Callable[[int], str]) -> str:
+    """The text of a token in quotes, on one line."""
     return json.dumps(decode(token), ensure_ascii=False)

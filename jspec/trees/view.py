@@ -40,6 +40,23 @@ class RoundView:
         """Node ids below `node`, in order."""
         return [i for i, view in enumerate(self.nodes) if view is not None and view.parent == node]
 
+    @property
+    def drafted(self) -> int:
+        """Nodes proposed, the root not counted."""
+        return sum(node is not None for node in self.nodes) - 1
+
+    @property
+    def path(self) -> list[int]:
+        """Accepted node ids, the root first."""
+        return [i for i, node in enumerate(self.nodes) if node is not None and node.accepted]
+
+    def below(self, node: int) -> list[int | None]:
+        """What is drawn below `node`: the bonus (None) or the accepted child, then the others."""
+        path = self.path
+        children = sorted(self.children(node), key=lambda child: child not in path)
+        last = path[-1] if path else 0
+        return [None, *children] if node == last and self.bonus is not None else [*children]
+
 
 def view_round(tree, path: np.ndarray, path_length: int, slot: int, bonus: int | None) -> RoundView:
     """Read one slot of a tree already on the host.
