@@ -21,7 +21,7 @@ from flax import nnx
 
 import jspec
 from jspec.commands.figures import dump_json, write_json
-from jspec.drafters.mtp_formats import write_with_modules
+from jspec.drafters.mtp_export import write_mtp
 from jspec.targets import config_from_hf, random_target
 from jspec.targets.mtp import FAMILIES, MTPModule
 from train.objectives.mtp import MTPObjective, mtp_loss
@@ -76,7 +76,7 @@ def main() -> None:
     args = parser.parse_args()
     training, held_out = corpus()
     target, module, figures = train(training, args.steps, args.learning_rate, args.minutes)
-    write_with_modules(target, [module], args.out, public=PUBLIC)
+    write_mtp(target, [module], args.out, public=PUBLIC)
     write_tokenizer(args.out)
     figures |= draft(args.out, held_out)
     print(dump_json(figures))

@@ -115,12 +115,15 @@ Examples:
         description="""\
 Write a draft head in another format.
   Formats are safeailab, specforge and speculators for EAGLE heads, medusa and
-  vllm-medusa for Medusa heads. Tensors keep their bits; what a format cannot
-  say is refused.
+  vllm-medusa for Medusa heads; for prediction modules mtp (the target's whole
+  checkpoint with them), mtp-modules (them alone) and nextn (one alone, as
+  SGLang's draft folders have it). Tensors keep their bits; what a format
+  cannot say is refused.
 
 Examples:
   jspec export ./head --target smollm2-135m --to speculators --out ./head-for-vllm
   jspec export ./medusa --target ./model --to vllm-medusa --out ./medusa-for-vllm
+  jspec export mtp --target ./deepseek --to nextn --out ./deepseek-nextn
 """,
     ),
     "tune-tree": Command(

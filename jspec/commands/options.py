@@ -269,8 +269,9 @@ class Export:
     """Options of `jspec export`.
 
     Attributes:
-        drafter: the head: a folder, an alias or a hub id.
-        target: the model it drafts for; its config is read, not its weights.
+        drafter: the head: a folder, an alias or a hub id; mtp for the modules in the target's own
+            checkpoint.
+        target: the model it drafts for; its config is read, and what a format repeats of it.
         to: the format to write.
         out: a folder that does not exist yet.
         embedding: store the target's embedding beside a head written as speculators.
@@ -278,7 +279,16 @@ class Export:
 
     drafter: Annotated[Positional[str], arg(metavar="DRAFTER")]
     target: Annotated[str, arg(metavar="MODEL")]
-    to: Literal["safeailab", "specforge", "speculators", "medusa", "vllm-medusa"]
+    to: Literal[
+        "safeailab",
+        "specforge",
+        "speculators",
+        "medusa",
+        "vllm-medusa",
+        "mtp",
+        "mtp-modules",
+        "nextn",
+    ]
     out: Annotated[Path, arg(metavar="FOLDER")]
     embedding: Annotated[bool, _default("on")] = True
 

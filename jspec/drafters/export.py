@@ -6,10 +6,13 @@ import numpy as np
 
 from jspec.checkpoints.fetch import resolve_source
 from jspec.checkpoints.source import Checkpoint, open_checkpoint, open_draft_checkpoint
-from jspec.drafters import eagle_formats, medusa_formats
+from jspec.drafters import eagle_formats, medusa_formats, mtp_formats
+from jspec.drafters.mtp_export import export_modules
 from jspec.targets.config import config_from_hf
 
-FORMATS = (*eagle_formats.WRITABLE, *medusa_formats.WRITABLE)
+FORMATS = (*eagle_formats.WRITABLE, *medusa_formats.WRITABLE, *mtp_formats.WRITABLE)
+
+_MODULES = "a set of prediction modules"
 
 
 def export_head(
@@ -18,9 +21,9 @@ def export_head(
     """Write a head in another format; nothing of it passes through another dtype.
 
     Args:
-        source: the head, as for `load_drafter`.
-        target: the model it drafts for, as for `load_target`; only its config is read, and the
-            matrix that a format stores although the head shares it with its target.
+        source: the head, as for `load_drafter`; `mtp` for the modules in the target's checkpoint.
+        target: the model it drafts for, as for `load_target`; only its config is read, and what a
+            format stores although the head shares it with its target.
         path: a folder that does not exist yet; it appears whole or not at all.
         to: one of `FORMATS`.
         embedding: whether `speculators` gets the target's embedding beside the head. vLLM takes
@@ -35,8 +38,14 @@ def export_head(
     """
     if to not in FORMATS:
         raise ValueError(f"format {to!r} is not known; expected one of {', '.join(FORMATS)}.")
-    checkpoint = open_draft_checkpoint(resolve_source(source))
     model = open_checkpoint(resolve_source(target))
+    if source == "mtp":
+        _check_kind(_MODULES, to, mtp_formats.WRITABLE)
+        return export_modules(None, model, path, to=to)
+    checkpoint = open_draft_checkpoint(resolve_source(source))
+    if mtp_formats.recognise(checkpoint) is not None:
+        _check_kind(_MODULES, to, mtp_formats.WRITABLE)
+        return export_modules(checkpoint, model, path, to=to)
     config = config_from_hf(model.config)
     if (form := eagle_formats.recognise(checkpoint)) is not None:
         _check_kind("an EAGLE head", to, eagle_formats.WRITABLE)
@@ -55,7 +64,10 @@ def export_head(
             projection = _projection(model).astype(next(iter(heads.tensors.values())).dtype)
         medusa_formats.write_heads(heads, path, to, projection=projection)
     else:
-        raise ValueError(f"{source} is neither an EAGLE head nor a set of Medusa heads.")
+        raise ValueError(
+            f"{source} is neither an EAGLE head nor a set of Medusa heads nor a folder of "
+            "prediction modules; those in a model's own checkpoint are called 'mtp'."
+        )
     return form
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jspec.checkpoints.fetch import resolve_source
 from jspec.checkpoints.source import Checkpoint, open_draft_checkpoint
-from jspec.drafters import eagle_formats, medusa_formats
+from jspec.drafters import eagle_formats, medusa_formats, mtp_formats
 from jspec.drafters.base import Drafter
 from jspec.drafters.eagle_build import build_drafter
 from jspec.drafters.medusa_build import read_medusa
@@ -64,6 +64,9 @@ def _from_files(path: Path, target: Target) -> Drafter:
     if path.is_file():
         return standalone(load_target(path, dtype=target.dtype.name), target)
     checkpoint = open_draft_checkpoint(path)
+    modules = mtp_formats.recognise(checkpoint)
+    if modules is not None:
+        return mtp_formats.read_modules(checkpoint, modules, target)
     for recognise, read in _FAMILIES:
         form = recognise(checkpoint)
         if form is not None:

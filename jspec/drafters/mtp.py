@@ -58,13 +58,14 @@ class MTPDrafter(FeatureDrafter):
         return TreeConfig(num_steps=3, topk=1)
 
 
-def with_module(target: Target, family: MTPFamily, module: PyTree) -> MTPDrafter:
+def with_module(target: Target, family: MTPFamily, module: PyTree, source: str) -> MTPDrafter:
     """The drafter of one module.
 
     Args:
         target: its embedding and head are used, not copied.
         family: of the module.
         module: parameters of an `MTPModule`.
+        source: where it came from, for the description.
     """
     config = target.config
     abstract = nnx.eval_shape(lambda: MTP(config, family, dtype=target.dtype))
@@ -77,7 +78,7 @@ def with_module(target: Target, family: MTPFamily, module: PyTree) -> MTPDrafter
     ]
     return MTPDrafter(
         name="mtp",
-        description=f"MTP module of {target.name} ({config.family}), run recurrently",
+        description=f"MTP module of {source} ({config.family}), run recurrently",
         graphdef=graphdef,
         params=nnx.from_flat_state(flat),
         num_layers=1,

@@ -180,13 +180,14 @@ def _without_first(bits: UInt32[Array, "1 T W"], absent: Int[Array, "B"]) -> UIn
     return jnp.where(first[None, None, :], bits & mask[:, None, None], bits)
 
 
-def with_modules(target: Target, family: MTPFamily, modules: list[PyTree]) -> MTPChain:
+def with_modules(target: Target, family: MTPFamily, modules: list[PyTree], source: str) -> MTPChain:
     """The drafter of several modules.
 
     Args:
         target: its embedding and head are used, not copied.
         family: of the modules.
         modules: parameters of an `MTPModule` each, in order.
+        source: where they came from, for the description.
     """
     config, count = target.config, len(modules)
     graphdef, _ = nnx.split(
@@ -202,7 +203,7 @@ def with_modules(target: Target, family: MTPFamily, modules: list[PyTree]) -> MT
         ),
     ]
     return MTPChain(
-        description=f"{count} MTP modules of {target.name} ({config.family}), run in turn",
+        description=f"{count} MTP modules of {source} ({config.family}), run in turn",
         graphdef=graphdef,
         params=nnx.from_flat_state(flat),
         count=count,

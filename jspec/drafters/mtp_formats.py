@@ -1,21 +1,25 @@
-"""Prediction modules in a target's checkpoint: read from it, and written back beside the model."""
+"""Prediction modules on disk: in the target's checkpoint, or in a folder of their own.
 
-import json
-import shutil
-from collections.abc import Mapping
+| format | tensors | config.json |
+|---|---|---|
+| mtp | the whole model, modules included; what vLLM and SGLang load | the target's |
+| mtp-modules | the modules alone, by the same names and without copies | the target's |
+| nextn | one module alone as layer 0: SGLang's draft folders | one layer, `…ForCausalLMNextN` |
+"""
+
+import dataclasses
+from collections.abc import Iterable
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import PyTree
-from safetensors.numpy import save_file
 
-from jspec.checkpoints.atomic import new_folder
+from jspec.checkpoints.fp8 import scale_name
 from jspec.checkpoints.source import Checkpoint, StrictReader, open_checkpoint
 from jspec.drafters.base import Drafter
 from jspec.drafters.mtp import with_module
 from jspec.drafters.mtp_chain import with_modules
+from jspec.targets.config import TargetConfig, config_from_hf
 from jspec.targets.mtp import (
     FAMILIES,
     MTPFamily,
@@ -23,11 +27,24 @@ from jspec.targets.mtp import (
     module_prefix,
     module_shapes,
     module_sources,
+    tensor_shapes,
 )
-from jspec.targets.names import decoder_sources, fill, split
+from jspec.targets.names import fill
 from jspec.targets.target import Target
 
-_BESIDE = ("tokenizer*", "special_tokens_map.json", "chat_template*", "generation_config.json")
+WRITABLE = ("mtp", "mtp-modules", "nextn")
+
+_NEXTN = "NextN"
+_NEXTN_PREFIX = "model.layers.0."
+
+
+def recognise(checkpoint: Checkpoint) -> str | None:
+    """The format of a folder with modules alone; None for anything else, a whole model included."""
+    if _architecture(checkpoint).endswith(_NEXTN):
+        return "nextn"
+    counted = checkpoint.config.get("num_nextn_predict_layers")
+    alone = counted and "model.embed_tokens.weight" not in checkpoint.names()
+    return "mtp-modules" if alone else None
 
 
 def read_mtp(target: Target, *, family: MTPFamily | None = None) -> Drafter:
@@ -42,129 +59,236 @@ def read_mtp(target: Target, *, family: MTPFamily | None = None) -> Drafter:
         ValueError: a checkpoint without modules, or with modules of which tensors are missing or
             misshapen (all are named), or whose copies of embedding and head are not the target's.
     """
+    family = family or family_of(target.config)
+    return _drafter(target, family, own_modules(target, family), target.name)
+
+
+def read_modules(checkpoint: Checkpoint, form: str, target: Target) -> Drafter:
+    """The drafter of modules that lie in a folder of their own.
+
+    Args:
+        checkpoint: of the modules.
+        form: from `recognise`.
+        target: the model they were taken from, or trained for.
+
+    Raises:
+        NotImplementedError: a family whose modules are not supported, by name.
+        ValueError: modules of another model, or tensors that are missing, misshapen or left over.
+    """
+    family = family_of(target.config)
+    checkpoint = by_target_names(checkpoint, form, target.config)
+    config = fitting(checkpoint, target.config)
+    # The model is needed only for copies of its tensors, which these formats leave out.
+    copies = [copy for copy, _ in copies_in(checkpoint, config, family)]
+    if copies and target.path is None:
+        raise ValueError(
+            f"{checkpoint.path} repeats tensors of its target ({', '.join(copies)}), which cannot "
+            f"be compared: {target.name!r} was made in memory; load the target from a folder."
+        )
+    model = open_checkpoint(target.path) if copies and target.path else checkpoint
+    refuse_left_over(checkpoint, config)
+    modules = _filled(checkpoint, model, config, family, target.dtype)
+    return _drafter(target, family, modules, str(checkpoint.path))
+
+
+def own_modules(target: Target, family: MTPFamily) -> list[PyTree]:
+    """Parameters of every module in the target's checkpoint; errors as of `read_mtp`."""
     config = target.config
-    family = family or _family(target)
     if target.path is None:
         raise ValueError(
             f"target {target.name!r} was made in memory, and its modules are read from a "
             "checkpoint; load the target from a folder."
         )
-    if not config.mtp_layers:
-        raise ValueError(
-            f"{target.path} has no prediction modules: its config says num_nextn_predict_layers="
-            f"{config.mtp_layers}; use another drafter."
-        )
     checkpoint = open_checkpoint(target.path)
-    modules = _read_modules(checkpoint, target, family)
-    if len(modules) == 1:
-        return with_module(target, family, modules[0])
-    return with_modules(target, family, modules)
+    refuse_none(checkpoint, config)
+    return _filled(checkpoint, checkpoint, config, family, target.dtype)
 
 
-def write_with_modules(
-    target: Target,
-    modules: list[PyTree],
-    path: str | Path,
-    *,
-    public: Mapping[str, Any] | None = None,
-) -> None:
-    """Write a checkpoint of the target with these modules in it; it appears whole or not at all.
-
-    Tensors of a target from disk are copied bit for bit; everything else is written as it is held.
-
-    Args:
-        target: the model.
-        modules: parameters of an `MTPModule` each.
-        path: a folder that does not exist yet.
-        public: config.json; default the target's own. The number of modules is put right.
+def family_of(config: TargetConfig) -> MTPFamily:
+    """How a target's modules are built and run.
 
     Raises:
-        ValueError: the folder exists, or a target made in memory comes without `public`.
-        NotImplementedError: a family without modules, or a float8 target, whose scales would not
-            fit modules of another dtype.
+        NotImplementedError: it has none that are supported; it is named.
     """
-    family, count = _family(target), len(modules)
-    config = target.config
-    if target.path is None and public is None:
-        raise ValueError(
-            f"target {target.name!r} was made in memory; give `public`, its config.json."
-        )
-    tensors, own = _model_tensors(target)
-    for index, module in enumerate(modules):
-        sources = partial(module_sources, config=config, family=family, index=index)
-        tensors |= split(module, sources)
-        prefix = module_prefix(config, family, index)
-        tensors |= {f"{prefix}.{copy}": tensors[name] for copy, name in _copies(target, family)}
-    written = dict(own if public is None else public) | {"num_nextn_predict_layers": count}
-    with new_folder(path) as folder:
-        (folder / "config.json").write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
-        named = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-        save_file(named, folder / "model.safetensors", metadata={"format": "pt"})
-        if target.path is not None:
-            for file in (file for pattern in _BESIDE for file in target.path.glob(pattern)):
-                shutil.copyfile(file, folder / file.name)
-
-
-def _model_tensors(target: Target) -> tuple[dict[str, np.ndarray], Mapping[str, Any]]:
-    """The target's own tensors and its config.json."""
-    if target.path is None:
-        return split(target.params, partial(decoder_sources, config=target.config)), {}
-    checkpoint = open_checkpoint(target.path)
-    if checkpoint.config.get("quantization_config"):
-        raise NotImplementedError(
-            f"{target.path} is quantised; modules can be written beside unquantised weights only."
-        )
-    modules = module_names(target.config)
-    names = sorted(checkpoint.names() - modules)
-    return {name: checkpoint.read(name) for name in names}, checkpoint.config
-
-
-def _family(target: Target) -> MTPFamily:
-    family = FAMILIES.get(target.config.family)
+    family = FAMILIES.get(config.family)
     if family is None:
         raise NotImplementedError(
-            f"prediction modules of {target.config.family!r} targets are not supported; expected "
-            f"one of {', '.join(FAMILIES)} (Qwen3-Next's and Ernie-4.5's are not either)."
+            f"prediction modules of {config.family!r} targets are not supported; expected one of "
+            f"{', '.join(FAMILIES)} (Qwen3-Next's and Ernie-4.5's are not either)."
         )
     return family
 
 
-def _read_modules(checkpoint: Checkpoint, target: Target, family: MTPFamily) -> list[PyTree]:
-    config, reader = target.config, StrictReader(checkpoint)
-    _, shapes = module_shapes(config, family, target.dtype)
-    copies = _copies(target, family)
-    optional = {
-        f"{module_prefix(config, family, index)}.{copy}"
-        for index in range(config.mtp_layers)
-        for copy, _ in copies
+def refuse_none(checkpoint: Checkpoint, config: TargetConfig) -> None:
+    """Raise ValueError where a checkpoint has no modules."""
+    if not config.mtp_layers:
+        raise ValueError(
+            f"{checkpoint.path} has no prediction modules: its config says "
+            f"num_nextn_predict_layers={config.mtp_layers}; use another drafter, or train a module "
+            "(jspec train mtp)."
+        )
+
+
+def by_target_names(checkpoint: Checkpoint, form: str, target: TargetConfig) -> Checkpoint:
+    """The same tensors by the names, and with the config, that they have beside their target.
+
+    Raises:
+        ValueError: a `nextn` folder of more than one module.
+    """
+    if form != "nextn":
+        return checkpoint
+    count = checkpoint.config.get("num_nextn_predict_layers")
+    if count != 1:
+        raise ValueError(
+            f"{checkpoint.path}: num_nextn_predict_layers={count!r}; expected 1 in a folder of "
+            f"{_architecture(checkpoint)}."
+        )
+    place = f"model.layers.{target.num_layers}."
+    names = {
+        name: place + name.removeprefix(_NEXTN_PREFIX) if name.startswith(_NEXTN_PREFIX) else name
+        for name in checkpoint.names()
     }
-    missing = sorted(name for name in module_names(config) - optional if name not in reader)
+    return dataclasses.replace(
+        checkpoint,
+        config=checkpoint.config
+        | {
+            "architectures": [_architecture(checkpoint).removesuffix(_NEXTN)],
+            "num_hidden_layers": target.num_layers,
+        },
+        tensors={names[name]: tensor for name, tensor in checkpoint.tensors.items()},
+    )
+
+
+def by_nextn_names(
+    public: dict, tensors: dict[str, np.ndarray], target: TargetConfig
+) -> tuple[dict, dict[str, np.ndarray]]:
+    """config.json and tensors of a `nextn` folder; the inverse of `by_target_names`.
+
+    Args:
+        public: config.json by the target's terms.
+        tensors: of the modules, by the target's names.
+        target: config of the target.
+
+    Raises:
+        NotImplementedError: a family, or a number of modules, that this format has no word for.
+    """
+    count, place = public["num_nextn_predict_layers"], f"model.layers.{target.num_layers}."
+    if count != 1 or not all(name.startswith(place) for name in tensors):
+        raise NotImplementedError(
+            f"nextn holds one module as a decoder layer, not {count} of {target.family!r}; "
+            "expected mtp-modules or mtp."
+        )
+    changed = {"architectures": [public["architectures"][0] + _NEXTN], "num_hidden_layers": 1}
+    renamed = {_NEXTN_PREFIX + name.removeprefix(place): rows for name, rows in tensors.items()}
+    return public | changed, renamed
+
+
+def fitting(checkpoint: Checkpoint, target: TargetConfig) -> TargetConfig:
+    """The target's config with as many modules as a checkpoint of the same model says it has.
+
+    Raises:
+        ValueError: it is of another model; what differs is named.
+    """
+    theirs = config_from_hf(checkpoint.config)
+    config = dataclasses.replace(target, mtp_layers=theirs.mtp_layers)
+    differing = [
+        f"{field.name} is {getattr(theirs, field.name)}, the target's {getattr(config, field.name)}"
+        for field in dataclasses.fields(TargetConfig)
+        if getattr(theirs, field.name) != getattr(config, field.name)
+    ]
+    if differing:
+        raise ValueError(
+            f"the modules in {checkpoint.path} are another target's: {'; '.join(differing)}."
+        )
+    refuse_none(checkpoint, config)
+    return config
+
+
+def refuse_left_over(checkpoint: Checkpoint, config: TargetConfig) -> None:
+    """Raise ValueError where a folder of modules alone holds anything else; all is named."""
+    left = sorted(checkpoint.names() - module_tensors(checkpoint, config))
+    if left:
+        raise ValueError(
+            f"{checkpoint.path} has {len(left)} tensors that are not of its prediction modules: "
+            f"{', '.join(left)}."
+        )
+
+
+def check_modules(
+    checkpoint: Checkpoint, model: Checkpoint, config: TargetConfig, family: MTPFamily
+) -> None:
+    """Check that every module is whole, without reading it.
+
+    Args:
+        checkpoint: with the modules.
+        model: with the model's own tensors.
+        config: of the model; says how many modules there are.
+        family: of the modules.
+
+    Raises:
+        ValueError: tensors that are missing (all are named) or misshapen, or copies of embedding
+            and head that are not the model's.
+    """
+    shapes = tensor_shapes(config, family)
+    missing = sorted(set(shapes) - checkpoint.names())
     if missing:
         raise ValueError(
             f"{checkpoint.path}: its config says num_nextn_predict_layers={config.mtp_layers}, but "
             f"{len(missing)} tensors of the modules are missing: {', '.join(missing)}; the "
             "checkpoint was converted without them, or only in part."
         )
-    modules = []
+    for name, shape in shapes.items():
+        if checkpoint.shape(name) != shape:
+            raise ValueError(
+                f"{checkpoint.path}: tensor {name!r} has shape {checkpoint.shape(name)}, its "
+                f"config asks for {shape}; the config and the weights are not of the same model."
+            )
+    for copy, name in copies_in(checkpoint, config, family):
+        if not np.array_equal(checkpoint.read(copy), model.read(name)):
+            raise ValueError(
+                f"{checkpoint.path}: {copy!r} differs from {name!r}, which it should repeat; "
+                "a module with an embedding or a head of its own is not supported."
+            )
+
+
+def module_tensors(checkpoint: Checkpoint, config: TargetConfig) -> set[str]:
+    """Names of the tensors that are modules', copies and block scales included."""
+    names = module_names(config)
+    return set(checkpoint.names()) & {*names, *map(scale_name, names)}
+
+
+def copies_in(
+    checkpoint: Checkpoint, config: TargetConfig, family: MTPFamily
+) -> list[tuple[str, str]]:
+    """Tensors of modules that repeat the model's, as far as they are there, with their names."""
+    return [pair for pair in _copies(config, family) if pair[0] in checkpoint.names()]
+
+
+def _copies(config: TargetConfig, family: MTPFamily) -> Iterable[tuple[str, str]]:
+    tied = {"lm_head.weight": "model.embed_tokens.weight"} if config.tie_embeddings else {}
     for index in range(config.mtp_layers):
-        sources = partial(module_sources, config=config, family=family, index=index)
-        modules.append(fill(reader, shapes, sources))
         prefix = module_prefix(config, family, index)
-        for copy, name in copies:
-            copied = f"{prefix}.{copy}"
-            if copied in reader and not _equal(checkpoint, copied, name):
-                raise ValueError(
-                    f"{checkpoint.path}: {copied!r} differs from {name!r}, which it should repeat; "
-                    "a module with an embedding or a head of its own is not supported."
-                )
-    return modules
+        for copy, name in family.copies:
+            yield f"{prefix}.{copy}", tied.get(name, name)
 
 
-def _copies(target: Target, family: MTPFamily) -> list[tuple[str, str]]:
-    """Tensors of a module that repeat the target's, with the names of those."""
-    tied = {"lm_head.weight": "model.embed_tokens.weight"} if target.config.tie_embeddings else {}
-    return [(copy, tied.get(name, name)) for copy, name in family.copies]
+def _filled(
+    checkpoint: Checkpoint, model: Checkpoint, config: TargetConfig, family: MTPFamily, dtype
+) -> list[PyTree]:
+    check_modules(checkpoint, model, config, family)
+    reader = StrictReader(checkpoint)
+    _, shapes = module_shapes(config, family, dtype)
+    return [
+        fill(reader, shapes, partial(module_sources, config=config, family=family, index=index))
+        for index in range(config.mtp_layers)
+    ]
 
 
-def _equal(checkpoint: Checkpoint, name: str, other: str) -> bool:
-    return np.array_equal(checkpoint.read(name), checkpoint.read(other))
+def _drafter(target: Target, family: MTPFamily, modules: list[PyTree], source: str) -> Drafter:
+    if len(modules) == 1:
+        return with_module(target, family, modules[0], source)
+    return with_modules(target, family, modules, source)
+
+
+def _architecture(checkpoint: Checkpoint) -> str:
+    return (checkpoint.config.get("architectures") or [""])[0]

@@ -145,17 +145,24 @@ def module_shapes(config: TargetConfig, family: MTPFamily, dtype=jnp.float32):
     return nnx.split(nnx.eval_shape(lambda: MTPModule(config, family, dtype=dtype)))
 
 
+def tensor_shapes(config: TargetConfig, family: MTPFamily) -> dict[str, tuple[int, ...]]:
+    """Public names and shapes of all that the modules of this config are made of."""
+    found: dict[str, tuple[int, ...]] = {}
+    _, shapes = module_shapes(config, family)
+    for index in range(config.mtp_layers):
+        for path, variable in nnx.to_flat_state(shapes):
+            found.update(module_sources(path, variable.shape, config, family, index))
+    return found
+
+
 def module_names(config: TargetConfig) -> frozenset[str]:
     """Every tensor that a checkpoint of this config may hold for its modules, copies included."""
     family = FAMILIES.get(config.family)
     if family is None or not config.mtp_layers:
         return frozenset()
-    names: set[str] = set()
-    _, shapes = module_shapes(config, family)
-    for index in range(config.mtp_layers):
-        for path, variable in nnx.to_flat_state(shapes):
-            sources = module_sources(path, variable.shape, config, family, index)
-            names.update(name for name, _ in sources)
-        prefix = module_prefix(config, family, index)
-        names.update(f"{prefix}.{copy}" for copy, _ in family.copies)
-    return frozenset(names)
+    copies = (
+        f"{module_prefix(config, family, index)}.{copy}"
+        for index in range(config.mtp_layers)
+        for copy, _ in family.copies
+    )
+    return frozenset({*tensor_shapes(config, family), *copies})

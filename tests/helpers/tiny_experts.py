@@ -50,6 +50,8 @@ DEEPSEEK = (
 GLM = COMMON | EXPERTS | {"architectures": ["Glm4MoeForCausalLM"], "head_dim": 8}
 MIMO = COMMON | {"architectures": ["MiMoForCausalLM"], "head_dim": 8}
 PUBLIC = {"deepseek_v3": DEEPSEEK, "glm4_moe": GLM, "mimo": MIMO}
+MTP_KINDS = PUBLIC | {"in-turn": DEEPSEEK | {"num_nextn_predict_layers": 3}}
+"""A family each with one module, and several modules run in turn."""
 
 
 def tiny_tensors(public: dict, seed: int = 0) -> dict[str, np.ndarray]:
