@@ -9,7 +9,7 @@ from typing import Any
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from jspec.commands.figures import check_writable, write_json
-from jspec.commands.parts import rule_from, sampling_from, target_from, tree_from
+from jspec.commands.parts import drafter_from, rule_from, sampling_from, target_from, tree_from
 from jspec.commands.prompts import Request
 from jspec.commands.show import PlainConsole
 from jspec.engine import Engine, Prompt
@@ -99,7 +99,7 @@ def _servers(options: Batch, tree) -> list[Server]:
     target = target_from(options.model)
     engine = Engine(
         target,
-        options.model.drafter,
+        drafter_from(options.model),
         tree=tree,
         implementation="xla" if serving.tensor_parallel > 1 else None,
         verification=rule,

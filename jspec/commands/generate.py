@@ -12,7 +12,14 @@ from rich.text import Text
 
 from jspec.commands.figures import without_nan
 from jspec.commands.options import Generate
-from jspec.commands.parts import encode_all, rule_from, sampling_from, target_from, tree_from
+from jspec.commands.parts import (
+    drafter_from,
+    encode_all,
+    rule_from,
+    sampling_from,
+    target_from,
+    tree_from,
+)
 from jspec.commands.prompts import Request, one_prompt, read_prompts
 from jspec.commands.show import NOT_REAL, TextWriter, summary
 from jspec.engine import Engine, Output, Update
@@ -80,7 +87,7 @@ def run(options: Generate) -> int:
     target = target_from(options.model)
     engine = Engine(
         target,
-        options.model.drafter,
+        drafter_from(options.model),
         tree=tree,
         batch_size=1,
         verification=rule,

@@ -46,14 +46,15 @@ class ModelFlags(TargetFlags):
     """The two models.
 
     Attributes:
-        drafter: what proposes tokens: a folder, alias or hub id of a draft head (EAGLE-1, EAGLE-2,
-            EAGLE-3, Medusa; the format is recognised) or of a small model with the same
-            vocabulary; ngram looks tokens up in the text so far, none is plain decoding.
+        drafter: what proposes tokens: a head that jspec ships (smollm2-135m-eagle3); a folder or
+            hub id of a draft head (EAGLE-1, EAGLE-2, EAGLE-3, Medusa; the format is recognised) or
+            of a small model with the same vocabulary; mtp for the target's own modules; ngram
+            looks tokens up in the text so far, none is plain decoding.
         simulate_accept_length: emit this many tokens a round on average, whatever the target says,
             to time the machinery; the output is marked and is not real text.
     """
 
-    drafter: Annotated[str, arg(metavar="NAME")] = "ngram"
+    drafter: Annotated[str | None, _default("the target's shipped head, else ngram", "NAME")] = None
     simulate_accept_length: Annotated[float | None, _default("off", "FLOAT")] = None
 
 

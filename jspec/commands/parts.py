@@ -14,6 +14,7 @@ from jspec.commands.options import (
     VerifyFlags,
 )
 from jspec.commands.prompts import Request
+from jspec.drafters.shipped import default_drafter
 from jspec.engine import Engine
 from jspec.sampling import SamplingParams
 from jspec.targets import Target, load_target
@@ -108,6 +109,11 @@ def rule_from(model: ModelFlags, flags: VerifyFlags) -> Rule | None:
             raise ValueError(f"{_flags([flag])} is a setting of --verification {rule.name}.")
         settings[name] = given[flag]
     return None if flags.verification is None else RULES[flags.verification](**settings)
+
+
+def drafter_from(model: ModelFlags) -> str:
+    """Name of the drafter: the one asked for, else the one that suits the target."""
+    return default_drafter(model.target) if model.drafter is None else model.drafter
 
 
 def target_from(model: TargetFlags) -> Target:

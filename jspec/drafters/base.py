@@ -106,7 +106,7 @@ class Drafter(abc.ABC):
     def check(self, target: Target, tree: TreeSpec) -> None:
         """Raise ValueError or NotImplementedError where target or tree do not fit."""
 
-    def default_tree(self) -> TreeConfig:
+    def default_tree(self) -> TreeSpec:
         """What is drafted where nobody asks for a tree."""
         return TreeConfig()
 

@@ -81,6 +81,7 @@ class FeatureDrafter(Drafter):
         trained_length: positions the head was trained on; further ones are drafted too, less well.
         score_temperature: divides the logits that the scores of a dynamic tree come from; above 1
             the tree grows wider, below 1 deeper. Never changes what is emitted.
+        tree: what suits the head best, None for the method's own default.
     """
 
     name: str
@@ -97,7 +98,11 @@ class FeatureDrafter(Drafter):
     token_map: np.ndarray | None = field(default=None, repr=False)
     trained_length: int
     score_temperature: float = 1.0
+    tree: TreeSpec | None = None
     can_sample = True
+
+    def default_tree(self) -> TreeSpec:
+        return self.tree or super().default_tree()
 
     def check(self, target: Target, tree: TreeSpec) -> None:
         if tree.topk > self.draft_vocab_size:

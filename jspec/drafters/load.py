@@ -1,5 +1,6 @@
 """Find the drafter that a name or a path stands for, and say what was found."""
 
+import dataclasses
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from jspec.drafters.medusa_build import read_medusa
 from jspec.drafters.mtp_formats import read_mtp
 from jspec.drafters.ngram import NGram
 from jspec.drafters.probe import warn_if_useless
+from jspec.drafters.shipped import read_note, shipped_heads, suggested_tree
 from jspec.drafters.standalone import standalone
 from jspec.targets.load import load_target
 from jspec.targets.target import Target
@@ -27,14 +29,15 @@ def load_drafter(source: str | Path, target: Target, *, probe: bool = True) -> D
     and kept as the drafter's `description`.
 
     Args:
-        source: `ngram`; `mtp` for the prediction modules in the target's own checkpoint
-            (DeepSeek-V3, GLM-4.5, MiMo); a folder, alias or hub id of a draft head in the format
-            of SafeAILab (EAGLE-1, EAGLE-2, EAGLE-3), SpecForge, speculators, ModelOpt,
-            FasterDecoding or vLLM (Medusa); or of a small model with the target's vocabulary, GGUF
-            files included.
+        source: a head in the package, such as `smollm2-135m-eagle3` (`shipped_heads`); `ngram`;
+            `mtp` for the prediction modules in the target's own checkpoint (DeepSeek-V3, GLM-4.5,
+            MiMo); a folder, alias or hub id of a draft head in the format of SafeAILab (EAGLE-1,
+            EAGLE-2, EAGLE-3), SpecForge, speculators, ModelOpt, FasterDecoding or vLLM (Medusa);
+            or of a small model with the target's vocabulary, GGUF files included.
         target: the model it drafts for.
         probe: write a few tokens with it, and warn with the likely causes where almost none of its
-            guesses are accepted. Costs compiling a small engine; False skips it.
+            guesses are accepted. Costs compiling a small engine; False skips it, and so does a
+            head in the package with the very target it was trained for.
 
     Raises:
         ValueError: no such drafter, one that belongs to another target, or files that contradict
@@ -43,9 +46,13 @@ def load_drafter(source: str | Path, target: Target, *, probe: bool = True) -> D
     """
     if source == "ngram":
         return NGram()
-    drafter = read_mtp(target) if source == "mtp" else _from_files(_resolved(source), target)
+    head = shipped_heads().get(str(source))
+    if source == "mtp":
+        drafter = read_mtp(target)
+    else:
+        drafter = _from_files(head or _resolved(source), target)
     logger.info("%s: %s", source, drafter.description)
-    if probe:
+    if probe and not (head and target.name == read_note(head)["target"]):
         warn_if_useless(target, drafter)
     return drafter
 
@@ -56,7 +63,7 @@ def _resolved(source: str | Path) -> Path:
     except ValueError as error:
         raise ValueError(
             f"drafter {str(source)!r}: {error}; by name there are 'ngram' and 'mtp' (and 'none' "
-            "for plain)."
+            f"for plain), and the heads {', '.join(shipped_heads())}."
         ) from error
 
 
@@ -70,7 +77,8 @@ def _from_files(path: Path, target: Target) -> Drafter:
     for recognise, read in _FAMILIES:
         form = recognise(checkpoint)
         if form is not None:
-            return read(checkpoint, form, target)
+            drafter = read(checkpoint, form, target)
+            return dataclasses.replace(drafter, tree=suggested_tree(path))
     if checkpoint.config.get("architectures"):
         return standalone(load_target(path, dtype=target.dtype.name), target)
     raise ValueError(

@@ -95,6 +95,7 @@ class Medusa(Drafter):
         token_map: target ids of the draft vocabulary, [Vd]; None where both are one.
         description: see `Drafter`.
         heads: what it was built from, as stored; for writing it back.
+        tree: what suits the heads best, None for the method's own default.
     """
 
     config: MedusaConfig
@@ -103,6 +104,7 @@ class Medusa(Drafter):
     token_map: np.ndarray | None = field(default=None, repr=False)
     description: str = ""
     heads: Any = field(default=None, repr=False)
+    tree: TreeSpec | None = None
     name = "medusa"
     can_sample = True
 
@@ -126,8 +128,8 @@ class Medusa(Drafter):
                 "belong to another target."
             )
 
-    def default_tree(self) -> TreeConfig:
-        return TreeConfig(num_steps=min(TreeConfig().num_steps, self.config.num_heads))
+    def default_tree(self) -> TreeSpec:
+        return self.tree or TreeConfig(num_steps=min(TreeConfig().num_steps, self.config.num_heads))
 
     def init_state(self, params, batch: int, capacity: int) -> Float[Array, "B E"]:
         return jnp.zeros((batch, self.config.hidden_size), jax.tree.leaves(params)[0].dtype)
