@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -236,8 +236,8 @@ def _run_command(command: Command, name: str, words: list[str]) -> int:
     options = _parse(command, name, words)
     if options is None:
         return 0
-    _speak_on_stderr()
-    return import_module(command.module).run(options)
+    with _speaking_on_stderr():
+        return import_module(command.module).run(options)
 
 
 def _found(place: str) -> Any:
@@ -251,7 +251,8 @@ def _summaries(table: Mapping[str, Command | Group]) -> list[str]:
     return [f"  {name:<{width}}  {command.summary}" for name, command in table.items()]
 
 
-def _speak_on_stderr() -> None:
+@contextlib.contextmanager
+def _speaking_on_stderr() -> Iterator[None]:
     """What was found and what looks wrong: a line each, apart from the output."""
 
     class Stderr(logging.Handler):
@@ -271,6 +272,10 @@ def _speak_on_stderr() -> None:
             shown(message, category, filename, lineno, file, line)
 
     warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = shown
 
 
 def _overview() -> str:
