@@ -18,6 +18,7 @@ import jax
 import jspec
 import serve
 from jspec.commands.figures import dump_json, write_json
+from jspec.drafters.shipped import default_drafter
 from serve.slots import Report, SlotTable
 
 TOPICS = ("rivers", "bread", "trains", "the moon", "glass", "bees", "chess", "salt")
@@ -115,14 +116,18 @@ def main() -> None:
             target.tokenizer.encode(f"Write {3 + n % 4} sentences about {TOPICS[n % len(TOPICS)]}.")
             for n in range(options.requests)
         ]
-        trees = {
-            "plain": None,
-            "ngram 4": jspec.TreeConfig(num_steps=3, topk=1, num_nodes=4),
-            "ngram 8": jspec.TreeConfig(num_steps=7, topk=2, num_nodes=8),
+        head = jspec.load_drafter(default_drafter(options.target), target, probe=False)
+        ngram = jspec.load_drafter("ngram", target)
+        ways = {
+            "plain": (None, None),
+            "ngram, chain of 3": (ngram, jspec.TreeConfig(num_steps=3, topk=1)),
+            f"{head.name}, chain of 1": (head, jspec.TreeConfig(num_steps=1, topk=1)),
+            f"{head.name}, chain of 3": (head, jspec.TreeConfig(num_steps=3, topk=1)),
+            f"{head.name}, 8 nodes": (head, jspec.TreeConfig(num_steps=5, topk=4, num_nodes=8)),
         }
         for slots in options.slots:
-            for name, tree in trees.items():
-                engine = jspec.Engine(target, None if tree is None else "ngram", tree=tree)
+            for name, (drafter, tree) in ways.items():
+                engine = jspec.Engine(target, drafter, tree=tree)
                 key = f"{name}, {slots} slots"
                 figures[key] = throughput(engine, slots, prompts, options.new_tokens)
                 print(key, figures[key], flush=True)
