@@ -52,7 +52,7 @@ class Peer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | told,
+            env=os.environ | quiet,
         )
         self._tell(json.dumps([prompts, new_tokens]))
         self._read("READY")
