@@ -20,12 +20,18 @@ class Checkpoints:
             keep: newest checkpoints to keep.
         """
         self.newest = ocp.CheckpointManager(
-            (folder / "newest").absolute(), options=ocp.CheckpointManagerOptions(max_to_keep=keep)
+            (folder / "newest").absolute(),
+            options=ocp.CheckpointManagerOptions(
+                max_to_keep=keep, multiprocessing_options=_apart("newest")
+            ),
         )
         self.best = ocp.CheckpointManager(
             (folder / "best").absolute(),
             options=ocp.CheckpointManagerOptions(
-                max_to_keep=1, best_fn=lambda metrics: metrics["tau"], best_mode="max"
+                max_to_keep=1,
+                best_fn=lambda metrics: metrics["tau"],
+                best_mode="max",
+                multiprocessing_options=_apart("best"),
             ),
         )
 
@@ -101,3 +107,8 @@ class Checkpoints:
         for manager in (self.newest, self.best):
             manager.wait_until_finished()
             manager.close()
+
+
+def _apart(name: str) -> ocp.options.MultiprocessingOptions:
+    """Barriers of its own: several processes meet two managers' barriers in different orders."""
+    return ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=name)

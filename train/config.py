@@ -98,11 +98,15 @@ class RunConfig:
         eval_batches: of one evaluation, at most.
         log_every: steps between lines on the terminal; the file gets every step.
         seed: of data order, first weights and noise.
-        devices: to spread over; default all.
+        devices: to spread over, of all processes together; default all.
         fsdp: split the weights over the devices too.
         dtype: to compute in, float32 or bfloat16; default the target's. Weights stay float32.
         tensorboard: write event files as well.
         quiet: nothing on the terminal.
+        coordinator: HOST:PORT of process 0, where several processes train together; each is
+            started with the same command and its own number.
+        processes: how many there are.
+        process: number of this one, from 0.
     """
 
     out: Path
@@ -120,6 +124,21 @@ class RunConfig:
     dtype: str | None = None
     tensorboard: bool = False
     quiet: bool = False
+    coordinator: str | None = None
+    processes: int = 1
+    process: int = 0
+
+    def __post_init__(self):
+        if (self.coordinator is None) != (self.processes == 1):
+            raise ValueError(
+                f"processes={self.processes}, coordinator={self.coordinator!r}; several processes "
+                "need a coordinator HOST:PORT, and one needs none"
+            )
+        if not 0 <= self.process < self.processes:
+            raise ValueError(
+                f"process={self.process}; expected 0 to {self.processes - 1}, one of "
+                f"{self.processes} processes"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,21 +21,21 @@ class Journal:
             folder: of the run.
             tensorboard: also write event files, which needs tensorboardX.
             steps, done: of the progress bar.
-            quiet: no progress bar.
+            quiet: nothing on the terminal.
 
         Raises:
             ValueError: TensorBoard without its package.
         """
         self._file: TextIO = (folder / "metrics.jsonl").open("a", encoding="utf-8")
         self._board = _board(folder) if tensorboard else None
-        self.console = Console(stderr=True)
+        self.console = Console(stderr=True, quiet=quiet)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
             console=self.console,
-            disable=quiet or not self.console.is_terminal,
+            disable=not self.console.is_terminal,
         )
         self._task = self._progress.add_task("training", total=steps, completed=done)
         self._progress.start()

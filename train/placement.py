@@ -14,6 +14,22 @@ from jaxtyping import PyTree
 AXIS = "data"
 
 
+def join(coordinator: str | None, processes: int, process: int) -> None:
+    """Meet the other processes of a run; nothing to do for one alone.
+
+    Has to come before anything else asks JAX for its devices.
+
+    Args:
+        coordinator: HOST:PORT of process 0.
+        processes: how many there are.
+        process: number of this one.
+    """
+    if coordinator is not None:
+        jax.distributed.initialize(
+            coordinator, processes, process, cluster_detection_method="deactivate"
+        )
+
+
 @dataclass(frozen=True)
 class Placement:
     """How a run is spread.

@@ -1,6 +1,7 @@
 """A training run small enough to be killed: a few weights, the whole loop.
 
-As a script: `toy_run.py OUT [--die-at N] [--devices N] [--fsdp]`.
+As a script: `toy_run.py OUT [--die-at N] [--devices N] [--fsdp] [--coordinator HOST:PORT
+--process I]`, where a coordinator makes it one of two processes.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from train.config import OptimizerConfig, RunConfig
 from train.data import BatchConfig, Example, Schedule
 from train.loop import Method, fit
 from train.objectives.teacher import DraftRows
+from train.placement import join
 
 
 def toy_method(*, before_batch=lambda number: None, broken=()) -> Method:
@@ -100,7 +102,10 @@ def main() -> None:
     parser.add_argument("--die-at", type=int)
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--fsdp", action="store_true")
+    parser.add_argument("--coordinator")
+    parser.add_argument("--process", type=int, default=0)
     asked = parser.parse_args()
+    join(asked.coordinator, 2, asked.process)
 
     def die(number):
         if number == asked.die_at:

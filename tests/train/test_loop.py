@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import toy_run
 from toy_run import toy_fit, toy_method
 
-from train.config import OptimizerConfig
+from train.config import OptimizerConfig, RunConfig
 from train.loop import Diverged
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -113,3 +114,39 @@ def test_eight_devices_have_the_losses_of_one(tmp_path, whole, flags):
     found = losses(tmp_path / "run")
     np.testing.assert_allclose(list(found.values()), list(whole[0].values()), rtol=1e-5)
     np.testing.assert_allclose(np.load(tmp_path / "run/head/w.npy"), whole[1], atol=1e-4)
+
+
+def test_two_processes_have_the_losses_of_one(tmp_path, whole):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meeting = f"127.0.0.1:{free.getsockname()[1]}"
+    out = tmp_path / "run"
+    both = [
+        start(out, "--devices", 2, "--coordinator", meeting, "--process", i, devices=1)
+        for i in range(2)
+    ]
+    said = [child.communicate(timeout=240)[0] for child in both]
+    assert [child.returncode for child in both] == [0, 0], said
+    for notes in (out, out / "process1"):
+        found = losses(notes)
+        np.testing.assert_allclose(list(found.values()), list(whole[0].values()), rtol=1e-5)
+    np.testing.assert_allclose(np.load(out / "head/w.npy"), whole[1], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"processes": 2}, "need a coordinator"),
+        ({"coordinator": "localhost:1"}, "one needs none"),
+        ({"coordinator": "localhost:1", "processes": 2, "process": 2}, "expected 0 to 1"),
+    ],
+)
+def test_processes_that_cannot_be_meant(tmp_path, given, says):
+    with pytest.raises(ValueError, match=says):
+        RunConfig(out=tmp_path, **given)
+
+
+def test_a_quiet_run_says_nothing(tmp_path, capsys):
+    toy_fit(tmp_path / "run", steps=2)
+    said = capsys.readouterr()
+    assert said.out + said.err == ""

@@ -16,6 +16,7 @@ from train.methods.eagle1 import eagle1_method
 from train.methods.eagle3 import eagle3_method
 from train.methods.medusa import medusa_method
 from train.options import TrainEagle1, TrainEagle3, TrainMedusa
+from train.placement import join
 
 STOPPED = 143
 """128 + SIGTERM, as shells report it."""
@@ -29,6 +30,7 @@ def run(options: TrainEagle3 | TrainEagle1 | TrainMedusa) -> int:
     Returns:
         0, or 143 after SIGTERM, when the run can be resumed.
     """
+    join(options.run.coordinator, options.run.processes, options.run.process)
     if options.model.compilation_cache:
         enable_compilation_cache()
     target = load_target(options.model.target, dtype=options.run.dtype)

@@ -31,7 +31,7 @@ def stored_features(
         layers: whose outputs are stored.
 
     Raises:
-        ValueError: a store of something else.
+        ValueError: a store of something else, or one that several processes would have to fill.
     """
     store = FeatureStore(
         folder,
@@ -39,6 +39,11 @@ def stored_features(
         FeatureShape(layers=layers, hidden_size=target.config.hidden_size),
         fingerprint=f"{prepared.dataset.fingerprint} {target.name} {target.num_params}",
     )
+    if jax.process_count() > 1 and len(store.missing()):
+        raise ValueError(
+            f"{folder} lacks {len(store.missing())} examples, and several processes cannot fill it "
+            "together; run `jspec data features` first"
+        )
     packed = prepared.schedule.config.packing
 
     @jax.jit
