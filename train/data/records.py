@@ -7,7 +7,7 @@ middle of a record still gives every whole one before it.
 import gzip
 import json
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -251,6 +251,6 @@ def _hub(name: str) -> Iterator[Record]:
             f"{_HUB}{name} needs the `datasets` package: pip install datasets, or give a file"
         ) from error
     dataset, _, split = name.partition(":")
-    rows: Sequence = datasets.load_dataset(dataset, split=split or "train", streaming=True)
+    rows: Iterable = datasets.load_dataset(dataset, split=split or "train", streaming=True)
     for number, row in enumerate(rows):
         yield as_record(row, number, f"{_HUB}{name}[{number}]")
