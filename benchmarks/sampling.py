@@ -17,11 +17,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 import jspec
 from jspec.commands.figures import dump_json, write_json
 from jspec.drafters import Proposal
-from jspec.sampling import History, SamplingParams, Shaping, branch_tokens, process_logits
+from jspec.sampling import (
+    History,
+    NodeLogits,
+    SamplingParams,
+    Shaping,
+    branch_tokens,
+    choose_tokens,
+    likeliest,
+)
 from jspec.targets import Prefix, Target
 from jspec.targets.masks import causal_bits
 from jspec.trees import build
@@ -65,8 +74,6 @@ def costs(target: Target, nodes: int, repeats: int) -> dict:
 
     cache = jax.jit(prefill)(params, cache)
     drafted = tokens[:, length:]
-    parents = jnp.arange(-1, nodes - 1, dtype=jnp.int32)[None]
-    tree = build(drafted, parents, jnp.ones(drafted.shape, bool))
 
     @jax.jit
     def verify(params, cache):
@@ -77,40 +84,47 @@ def costs(target: Target, nodes: int, repeats: int) -> dict:
     logits = verify(params, cache)
     vocabulary = target.config.vocab_size
     history = History.of_prompts(tokens[:, :length], lengths, vocabulary)
-    # A draft close to the target, so that rejection has a path to walk.
-    drawn_from = jax.nn.softmax(logits + 0.3 * jax.random.normal(jax.random.key(0), logits.shape))
-    likely = Proposal(tree, ())
-    drawn = Proposal(tree, (), drawn_from)
 
-    def program(rule, asked: SamplingParams, proposal: Proposal) -> Callable:
+    def program(rule, asked: SamplingParams) -> Callable:
+        sampled = asked.temperature > 0
         shaping = Shaping.of([asked], 1, vocabulary)
         slots = Slots(jnp.full((1,), asked.temperature), jnp.zeros((1, 2), jnp.uint32), lengths)
 
+        def shaped(logits, history, tree):
+            branch = branch_tokens(tree, nodes - 1) if shaping.looks_back else None
+            return NodeLogits(
+                logits, slots.temperature, places[:, :nodes], shaping, history, branch, sampled
+            )
+
+        @jax.jit
+        def next_token(logits, history, proposal):
+            rows = shaped(logits, history, proposal.tree).every()
+            at = lengths + 1 + proposal.tree.depth
+            chosen = choose_tokens(rows, slots.temperature, slots.keys, at, sampled=sampled)
+            return chosen if rule.draws else likeliest(rows)
+
         @jax.jit
         def run(logits, history, proposal):
-            branch = branch_tokens(tree, nodes - 1) if shaping.looks_back else None
-            processed = process_logits(
-                logits,
-                shaping,
-                slots.temperature,
-                places[:, :nodes],
-                history,
-                branch,
-                sampled=asked.temperature > 0,
-            )
-            judged = rule.judge(processed, slots, tree.depth)
-            return rule.walk(judged, proposal, slots, max_path=nodes)
+            rows = shaped(logits, history, proposal.tree)
+            return rule.walk(rows, proposal, slots, max_path=nodes)
 
+        # The dearest draft: all of it is accepted, so that every node is visited. A penalty looks
+        # at the nodes above, so a node's token is right once theirs are.
+        proposal = chain_of(drafted, logits)
+        for _ in range(nodes - 1):
+            chosen = next_token(logits, history, proposal)
+            proposal = chain_of(jnp.concatenate([drafted[:, :1], chosen[:, :-1]], axis=1), logits)
+        assert int(run(logits, history, proposal).length[0]) == nodes, (rule.name, asked)
         return lambda: run(logits, history, proposal)
 
     programs: dict[str, Callable] = {"pass": lambda: verify(params, cache)}
     for name, asked in ASKED.items():
         params_ = SamplingParams(**asked)
         rule = RULES["target-sampling"]() if params_.temperature > 0 else Greedy()
-        programs[name] = program(rule, params_, likely)
+        programs[name] = program(rule, params_)
     warm = SamplingParams(temperature=1.0)
     for name in ("rejection", "block", "typical", "thresholds"):
-        programs[name] = program(RULES[name](), warm, drawn)
+        programs[name] = program(RULES[name](), warm)
     times: dict[str, list[float]] = {name: [] for name in programs}
     for repeat in range(repeats + 2):
         for name, run in programs.items():
@@ -125,6 +139,13 @@ def costs(target: Target, nodes: int, repeats: int) -> dict:
         "ms": {name: 1e3 * median(values) for name, values in times.items()},
         "share_of_pass": {name: median(v) / whole for name, v in times.items() if name != "pass"},
     }
+
+
+def chain_of(tokens: Array, logits: Array) -> Proposal:
+    """A chain [1, T], as if drawn from the target's own distributions."""
+    parents = jnp.arange(-1, tokens.shape[1] - 1, dtype=jnp.int32)[None]
+    tree = build(tokens, parents, jnp.ones(tokens.shape, bool))
+    return Proposal(tree, (), jax.nn.softmax(logits))
 
 
 def worth(vocabulary: int = 256, steps: int = 4, noise: float = 1.0, chains: int = 1000) -> dict:
@@ -142,6 +163,7 @@ def worth(vocabulary: int = 256, steps: int = 4, noise: float = 1.0, chains: int
     slots = Slots(jnp.ones((chains,)), jnp.asarray(keys), jnp.zeros((chains,), jnp.int32))
     after = jnp.broadcast_to(jnp.asarray(logits, jnp.float32), (*batch, vocabulary))
     before = jnp.broadcast_to(jnp.asarray(q, jnp.float32), (*batch, vocabulary))
+    places = jnp.zeros(batch, jnp.int32)
     found = {}
     for name, rule, tokens in (
         ("likeliest tokens, target-sampling", "target-sampling", likely),
@@ -155,8 +177,8 @@ def worth(vocabulary: int = 256, steps: int = 4, noise: float = 1.0, chains: int
         def run(tokens, after, before, rule=rule):
             tree = build(tokens, parents, jnp.ones(batch, bool))
             proposal = Proposal(tree, (), before)
-            judged = rule.judge(after, slots, tree.depth)
-            return rule.walk(judged, proposal, slots, max_path=steps + 1).length
+            logits = NodeLogits(after, slots.temperature, places)
+            return rule.walk(logits, proposal, slots, max_path=steps + 1).length
 
         found[name] = float(np.mean(run(jnp.asarray(tokens, jnp.int32), after, before)))
     return {"vocabulary": vocabulary, "num_steps": steps, "accept_length": found}

@@ -113,7 +113,10 @@ def default_limit() -> int:
 
 
 def _pass_bytes(engine: Engine, slots: int, capacity: int) -> int:
-    """Logits as given, processed and judged; activations and scores of one layer; new rows."""
+    """Logits, what walks over them; activations and scores of one layer; new rows.
+
+    A walk holds one array of the size of the logits at most, and a few rows of every slot.
+    """
     config, size = engine.target.config, engine.target.dtype.itemsize
     rows = slots * engine.round.num_nodes
 
@@ -123,7 +126,8 @@ def _pass_bytes(engine: Engine, slots: int, capacity: int) -> int:
 
     kept = 2 * config.num_layers * config.num_kv_heads * config.head_dim * size
     prompt = admission_size(slots, MAX_CHUNK) * MAX_CHUNK
-    verify = rows * (3 * config.vocab_size * 4 + kept) + layers(rows, capacity)
+    walked = (2 * rows + 8 * slots) * config.vocab_size * 4
+    verify = walked + rows * kept + layers(rows, capacity)
     prefill = prompt * kept + layers(prompt, MAX_CHUNK)
     longest = layers(MAX_CHUNK, capacity + MAX_CHUNK) if capacity > MAX_CHUNK else 0
     return max(verify, prefill, longest)

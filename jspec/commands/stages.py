@@ -78,13 +78,13 @@ class StageTimer:
             return proposal, dataclasses.replace(state, drafter=proposal.state)
 
         def verify(state, params, tree):
-            return round_.verify(params[0], state, tree, sampled=sampled)
+            return round_.verify(params[0], state, tree)
 
-        def accept(state, params, proposal, verdict):
-            return round_.accept(state, proposal, verdict, sampled=sampled)
+        def accept(state, params, proposal, logits):
+            return round_.accept(state, proposal, logits, sampled=sampled)
 
-        def commit(state, params, tree, verdict, passed, walk):
-            moved, rows, correct = round_.commit(state, tree, verdict, passed, walk)
+        def commit(state, params, tree, logits, passed, walk):
+            moved, rows, correct = round_.commit(state, tree, logits, passed, walk)
             return (rows, correct), moved
 
         def extend(state, params, rows, correct):
@@ -126,9 +126,9 @@ class StageTimer:
     def _once(self, width: int) -> None:
         tree = stand_in(self.state, self.engine.round, width)
         proposal = dataclasses.replace(self._changing("draft", width), tree=tree, state=None)
-        verdict, passed = self._reading("verify", width, tree)
-        walk = self._reading("accept", width, proposal, verdict)
-        rows, correct = self._changing("commit", width, tree, verdict, passed, walk)
+        logits, passed = self._reading("verify", width, tree)
+        walk = self._reading("accept", width, proposal, logits)
+        rows, correct = self._changing("commit", width, tree, logits, passed, walk)
         del passed
         self._changing("extend", width, rows, correct)
         self._changing("round", width, tree, jnp.array(True))

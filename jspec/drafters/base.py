@@ -5,7 +5,7 @@ static choices and its parameters only. The state is any pytree with a leading s
 """
 
 import abc
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -78,6 +78,11 @@ class Proposal:
     state: Any
     probabilities: Float[Array, "B T Vd"] | None = None
     token_map: Int[Array, "Vd"] | None = None
+
+    def head(self, width: int) -> "Proposal":
+        """The draft of the first `width` nodes."""
+        drawn_from = None if self.probabilities is None else self.probabilities[:, :width]
+        return replace(self, tree=self.tree.head(width), probabilities=drawn_from)
 
 
 class Drafter(abc.ABC):

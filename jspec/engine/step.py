@@ -1,7 +1,9 @@
 """One round: draft, verify, accept, commit, extend. A pure function of parameters and state."""
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,25 +13,11 @@ from jaxtyping import Array, Float, Int
 from jspec.drafters.base import DraftContext, Drafter, Proposal, Rows
 from jspec.engine.finish import cut_run
 from jspec.engine.state import DecodeState, LastRound
-from jspec.sampling import branch_tokens, draft_keys, process_logits
+from jspec.sampling import NodeLogits, branch_tokens, draft_keys
 from jspec.targets import Pass, Prefix, Target
 from jspec.trees import Tree, TreeSpec, build
 from jspec.verify import Greedy, Rule, Slots, TargetSampling
 from pallas_kernels import Walk
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Verdict:
-    """What the target says after every node; zeros past the nodes of a narrow pass.
-
-    Attributes:
-        judged: what the rule made of the processed logits.
-        logits: as the target gave them, [B, T, V], where a request wants log-probabilities.
-    """
-
-    judged: Any
-    logits: Float[Array, "B T V"] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,11 +74,11 @@ class Round:
         with jax.named_scope("draft"):
             proposal = self.draft(drafter_params, state, sampled=sampled)
         with jax.named_scope("verify"):
-            verdict, passed = self.verify(target_params, state, proposal.tree, sampled=sampled)
+            logits, passed = self.verify(target_params, state, proposal.tree)
         with jax.named_scope("accept"):
-            walk = self.accept(state, proposal, verdict, sampled=sampled)
+            walk = self.accept(state, proposal, logits, sampled=sampled)
         with jax.named_scope("commit"):
-            moved, rows, correct = self.commit(state, proposal.tree, verdict, passed, walk)
+            moved, rows, correct = self.commit(state, proposal.tree, logits, passed, walk)
         with jax.named_scope("extend"):
             drafter_state = proposal.state
             if self.drafter is not None:
@@ -116,61 +104,71 @@ class Round:
             proposal, tree=_cut_below(proposal.tree, state.requests.num_steps)
         )
 
-    def verify(
-        self, params, state: DecodeState, tree: Tree, *, sampled: bool = False
-    ) -> tuple[Verdict, Pass]:
-        """What the target says after every node, and the pass that told."""
-        requests = state.requests
+    def verify(self, params, state: DecodeState, tree: Tree) -> tuple[Float[Array, "B T V"], Pass]:
+        """The target's logits after every node, and the pass that gave them.
 
-        def at(width: int):
-            def run():
-                head = tree.head(width)
-                positions = state.lengths[:, None] + head.depth
-                passed = self.target.forward(
-                    params,
-                    head.token,
-                    positions,
-                    Prefix(state.cache, state.lengths),
-                    head.ancestors,
-                    feature_layers=() if self.drafter is None else self.drafter.feature_layers,
-                    implementation=self.implementation,
-                )
-                logits = self.target.logits(params, passed.hidden)
-                looks_back = requests.shaping.looks_back
-                processed = process_logits(
-                    logits,
-                    requests.shaping,
-                    requests.temperature,
-                    positions + 1 - requests.prompt_lengths[:, None],
-                    state.history,
-                    branch_tokens(head, self.path_width - 1) if looks_back else None,
-                    sampled=sampled,
-                )
-                judged = self.rule_for(sampled).judge(processed, slots_of(state), head.depth)
-                verdict = Verdict(judged, None if state.logprobs is None else logits)
-                return jax.tree.map(
-                    lambda leaf: _pad_nodes(leaf, tree.num_nodes), (verdict, passed)
-                )
+        Both are zeros past the nodes of a narrow pass.
+        """
 
-            return run
+        def at(width: int) -> tuple[Array, Pass]:
+            head = tree.head(width)
+            passed = self.target.forward(
+                params,
+                head.token,
+                state.lengths[:, None] + head.depth,
+                Prefix(state.cache, state.lengths),
+                head.ancestors,
+                feature_layers=() if self.drafter is None else self.drafter.feature_layers,
+                implementation=self.implementation,
+            )
+            logits = self.target.logits(params, passed.hidden)
+            return jax.tree.map(partial(_pad_nodes, num_nodes=tree.num_nodes), (logits, passed))
 
-        if len(self.widths) == 1:
-            return at(self.widths[0])()
-        needed = jnp.max(jnp.where(state.active, tree.width_used, 1))
-        return jax.lax.cond(needed > 1, at(self.widths[1]), at(self.widths[0]))
+        return self._at_width(state, tree, at)
 
     def accept(
-        self, state: DecodeState, proposal: Proposal, verdict: Verdict, *, sampled: bool = False
+        self,
+        state: DecodeState,
+        proposal: Proposal,
+        logits: Float[Array, "B T V"],
+        *,
+        sampled: bool = False,
     ) -> Walk:
         """The path that the rule accepts, and the token after it."""
-        walk = self.rule_for(sampled).walk(
-            verdict.judged,
-            proposal,
-            slots_of(state),
-            max_path=self.path_width,
-            implementation=self.implementation,
-        )
+        requests = state.requests
+
+        def at(width: int) -> Walk:
+            head = proposal.head(width)
+            places = state.lengths[:, None] + head.tree.depth + 1 - requests.prompt_lengths[:, None]
+            looks_back = requests.shaping.looks_back
+            processed = NodeLogits(
+                logits[:, :width],
+                requests.temperature,
+                places,
+                requests.shaping,
+                state.history,
+                branch_tokens(head.tree, self.path_width - 1) if looks_back else None,
+                sampled,
+            )
+            slots = Slots(requests.temperature, requests.keys, state.lengths)
+            return self.rule_for(sampled).walk(
+                processed,
+                head,
+                slots,
+                max_path=self.path_width,
+                implementation=self.implementation,
+            )
+
+        walk = self._at_width(state, proposal.tree, at)
         return walk if self.simulate_accept_length is None else self._simulated(state, walk)
+
+    def _at_width(self, state: DecodeState, tree: Tree, stage: Callable[[int], Any]) -> Any:
+        """The stage at the narrowest width that holds the draft of every active slot."""
+        if len(self.widths) == 1:
+            return stage(self.widths[0])
+        needed = jnp.max(jnp.where(state.active, tree.width_used, 1))
+        narrow, wide = self.widths
+        return jax.lax.cond(needed > narrow, lambda: stage(wide), lambda: stage(narrow))
 
     def rule_for(self, sampled: bool) -> Rule:
         """Every rule is greedy verification where nothing is drawn."""
@@ -180,7 +178,7 @@ class Round:
         self,
         state: DecodeState,
         tree: Tree,
-        verdict: Verdict,
+        logits: Float[Array, "B T V"],
         passed: Pass,
         walk: Walk,
     ) -> tuple[DecodeState, Rows, Int[Array, "B"]]:
@@ -212,8 +210,8 @@ class Round:
         history, logprobs = state.history, state.logprobs
         if history is not None:
             history = history.add(tokens, kept)
-        if logprobs is not None and verdict.logits is not None:
-            chosen_from = _take_nodes(verdict.logits, walk.path)
+        if logprobs is not None:
+            chosen_from = _take_nodes(logits, walk.path)
             logprobs = logprobs.add(chosen_from, emitted, state.lengths + 1, kept)
         moved = dataclasses.replace(
             state,
@@ -246,11 +244,6 @@ class Round:
         if self.draft_temperature is not None:
             return jnp.where(asked > 0, self.draft_temperature, 0.0)
         return asked if self.rule.reads_probabilities else None
-
-
-def slots_of(state: DecodeState) -> Slots:
-    """What a rule may know of the slots."""
-    return Slots(state.requests.temperature, state.requests.keys, state.lengths)
 
 
 def lone_root(root: Int[Array, "B"]) -> Tree:

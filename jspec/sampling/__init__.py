@@ -5,6 +5,7 @@ Plain and speculative decoding share them.
 
 from jspec.sampling.history import History, branch_tokens
 from jspec.sampling.logprobs import LogprobLog
+from jspec.sampling.node_logits import NodeLogits
 from jspec.sampling.noise import draft_keys, token_uniforms, verdict_uniforms
 from jspec.sampling.params import SamplingParams
 from jspec.sampling.processing import (
@@ -27,6 +28,7 @@ __all__ = [
     "NO_TOKEN",
     "History",
     "LogprobLog",
+    "NodeLogits",
     "SamplingParams",
     "Shaping",
     "asked_columns",

@@ -4,9 +4,9 @@ Each keeps the tokens at or above some logit, so together they keep those at or 
 of the three. Tokens that tie with the last one kept are kept: for top-k and min-p that is what
 transformers does; for top-p transformers keeps an unspecified part of such a tie.
 
-The threshold is read off the largest logits, a few hundred of them. A row that they do not decide
-(a very flat distribution, a very large k) is searched by bisection over the floats themselves, 31
-halvings to the last bit; a batch without such a row skips that.
+The threshold is read off the largest logits, a few hundred of them. Where a row is not decided by
+them (a very flat distribution, a very large k) it is found by bisection over the floats themselves,
+31 halvings to the last bit; a batch without such a row skips that.
 """
 
 import jax
@@ -34,6 +34,8 @@ def keep_threshold(
     best = None
     if top_k is not None or top_p is not None:
         best = jax.lax.top_k(logits, min(_CANDIDATES, logits.shape[-1]))[0]
+        # Held: the compiler would merge a slice of it into the top-k, and sort the vocabulary.
+        best = jax.lax.optimization_barrier(best)
     if top_k is not None:
         threshold = _kth_largest(logits, best, top_k)
     if top_p is not None:
@@ -51,7 +53,7 @@ def _kth_largest(logits, best, top_k) -> Float[Array, "B T 1"]:
     undecided = jnp.broadcast_to((on & (top_k > seen))[:, None, None], found.shape)
 
     goal = jnp.broadcast_to(top_k[:, None, None], found.shape).astype(jnp.float32)
-    found = _search_where(undecided, logits, goal, None, found)
+    found = _search_where(undecided, logits, goal, found, weighed=False)
     return jnp.where(on[:, None, None], found, -jnp.inf)
 
 
@@ -69,7 +71,7 @@ def _nucleus(logits, best, top_p, threshold) -> Float[Array, "B T 1"]:
     if best.shape[-1] == logits.shape[-1]:
         undecided = jnp.zeros_like(undecided)
 
-    found = _search_where(undecided, logits, goal, threshold, found)
+    found = _search_where(undecided, logits, goal, found, weighed=True)
     return jnp.where(on, found, -jnp.inf)
 
 
@@ -77,37 +79,28 @@ def _search_where(
     undecided: Bool[Array, "B T 1"],
     logits: Float[Array, "B T V"],
     goal: Float[Array, "B T 1"],
-    floor: Float[Array, "B T 1"] | None,
     found: Float[Array, "B T 1"],
+    *,
+    weighed: bool,
 ) -> Float[Array, "B T 1"]:
     """For undecided rows the largest cut in [-inf, 0] with as much as `goal` at or above it.
 
-    What is added up is the mass of logits at or above `floor`, or their number if that is None.
-    Row by row, so that decided rows cost nothing and the others stay in the cache of a CPU.
+    What is added up is the mass of the tokens if they are weighed, else their number.
     """
 
-    def search(row, goal, floor):
-        amount = jnp.ones_like(row) if floor is None else jnp.where(row >= floor, jnp.exp(row), 0.0)
+    def halve(_, bounds):
+        # Floats of one sign are ordered as their bits are: -cut is found among the integers.
+        low, high = bounds
+        middle = low + (high - low) // 2
+        inside = logits >= -jax.lax.bitcast_convert_type(middle, jnp.float32)
+        amount = jnp.where(inside, jnp.exp(logits) if weighed else 1.0, 0.0)
+        fits = amount.sum(axis=-1, keepdims=True) >= goal
+        return jnp.where(fits, low, middle + 1), jnp.where(fits, middle, high)
 
-        def halve(_, bounds):
-            # Floats of one sign are ordered as their bits are: -cut is found among the integers.
-            low, high = bounds
-            middle = low + (high - low) // 2
-            cut = -jax.lax.bitcast_convert_type(middle, jnp.float32)
-            fits = jnp.where(row >= cut, amount, 0.0).sum() >= goal
-            return jnp.where(fits, low, middle + 1), jnp.where(fits, middle, high)
+    def search():
+        least = jnp.zeros(goal.shape, jnp.int32)
+        most = jnp.full(goal.shape, jnp.inf, jnp.float32).view(jnp.int32)
+        _, cut = jax.lax.fori_loop(0, 31, halve, (least, most))
+        return jnp.where(undecided, -jax.lax.bitcast_convert_type(cut, jnp.float32), found)
 
-        most = jnp.array(jnp.inf, jnp.float32).view(jnp.int32)
-        _, least = jax.lax.fori_loop(0, 31, halve, (jnp.zeros((), jnp.int32), most))
-        return -jax.lax.bitcast_convert_type(least, jnp.float32)
-
-    def one(columns):
-        needed, row, goal, floor, found = columns
-        return jax.lax.cond(needed, lambda: search(row, goal, floor), lambda: found)
-
-    def every():
-        flat = (undecided.reshape(-1), logits.reshape(-1, logits.shape[-1]), goal.reshape(-1))
-        floors = None if floor is None else floor.reshape(-1)
-        return jax.lax.map(one, (*flat, floors, found.reshape(-1))).reshape(found.shape)
-
-    return jax.lax.cond(undecided.any(), every, lambda: found)
+    return jax.lax.cond(undecided.any(), search, lambda: found)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jspec.drafters.base import Drafter, Proposal
-from jspec.sampling import draw, probabilities, verdict_uniforms
+from jspec.sampling import NodeLogits, draw, probabilities, verdict_uniforms
 from jspec.trees import TreeSpec
 from jspec.verify.rejection import draft_rows
 from jspec.verify.rule import Rule, Slots
@@ -52,15 +52,9 @@ class BlockVerification(Rule):
                 "jspec.trees.chain(num_steps) or TreeConfig(topk=1), or use 'rejection'."
             )
 
-    def judge(
-        self, logits: Float[Array, "B T V"], slots: Slots, depth: Int[Array, "B T"]
-    ) -> Float[Array, "B T V"]:
-        """The logits."""
-        return logits
-
     def walk(
         self,
-        judged: Float[Array, "B T V"],
+        logits: NodeLogits,
         proposal: Proposal,
         slots: Slots,
         *,
@@ -69,12 +63,12 @@ class BlockVerification(Rule):
     ) -> Walk:
         coins = verdict_uniforms(slots.keys, slots.lengths, max_path + 2)
         return block_walk(
-            judged, proposal, slots.temperature, coins[:, :max_path], coins[:, max_path:]
+            logits, proposal, slots.temperature, coins[:, :max_path], coins[:, max_path:]
         )
 
 
 def block_walk(
-    logits: Float[Array, "B T V"],
+    logits: NodeLogits,
     proposal: Proposal,
     temperature: Float[Array, "B"],
     coins: Float[Array, "B T"],
@@ -83,7 +77,7 @@ def block_walk(
     """The rule with its coins given.
 
     Args:
-        logits: of the target after every node.
+        logits: of the target after the nodes.
         proposal: a chain, and what its tokens were drawn from.
         temperature: 0 for greedy slots.
         coins: in [0, 1), one for each node but the root's, which is not looked at.
@@ -96,7 +90,7 @@ def block_walk(
 
     def distributions(node: Int[Array, ""]) -> tuple[Array, Array]:
         """p after a node, and what its child was drawn from."""
-        target = probabilities(logits[:, node], temperature)
+        target = probabilities(logits.at(jnp.full((batch,), node)), temperature)
         draft = draft_rows(proposal, jnp.full((batch,), node), target.shape[-1])
         child = token[:, jnp.minimum(node + 1, nodes - 1)]
         certain = jax.nn.one_hot(child, target.shape[-1], dtype=jnp.float32)
@@ -123,7 +117,7 @@ def block_walk(
     start = (
         jnp.ones((batch,), jnp.float32),
         jnp.zeros((batch,), jnp.int32),
-        jnp.zeros((batch, logits.shape[-1]), jnp.float32),
+        jnp.zeros((batch, logits.vocabulary), jnp.float32),
     )
     steps = jnp.arange(nodes, dtype=jnp.int32)
     (_, ends, residual), _ = jax.lax.scan(look, start, steps)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jspec.drafters.base import Proposal
-from jspec.sampling import draw, probabilities, verdict_uniforms
+from jspec.sampling import NodeLogits, draw, probabilities, verdict_uniforms
 from jspec.trees import Tree
 from jspec.verify.rule import Rule, Slots
 from pallas_kernels import Walk
@@ -45,15 +45,9 @@ class RejectionSampling(Rule):
     lossless: ClassVar[bool] = True
     reads_probabilities: ClassVar[bool] = True
 
-    def judge(
-        self, logits: Float[Array, "B T V"], slots: Slots, depth: Int[Array, "B T"]
-    ) -> Float[Array, "B T V"]:
-        """The logits: probabilities are needed of the nodes on the path only."""
-        return logits
-
     def walk(
         self,
-        judged: Float[Array, "B T V"],
+        logits: NodeLogits,
         proposal: Proposal,
         slots: Slots,
         *,
@@ -63,12 +57,12 @@ class RejectionSampling(Rule):
         nodes = proposal.tree.num_nodes
         coins = verdict_uniforms(slots.keys, slots.lengths, nodes + 2)
         return rejection_walk(
-            judged, proposal, slots.temperature, coins[:, :nodes], coins[:, nodes:], max_path
+            logits, proposal, slots.temperature, coins[:, :nodes], coins[:, nodes:], max_path
         )
 
 
 def rejection_walk(
-    logits: Float[Array, "B T V"],
+    logits: NodeLogits,
     proposal: Proposal,
     temperature: Float[Array, "B"],
     coins: Float[Array, "B T"],
@@ -78,7 +72,7 @@ def rejection_walk(
     """The rule with its coins given.
 
     Args:
-        logits: of the target after every node.
+        logits: of the target after the nodes.
         proposal: the tree, and what its children were drawn from.
         temperature: 0 for greedy slots.
         coins: in [0, 1), one for each node as a child.
@@ -86,16 +80,21 @@ def rejection_walk(
         max_path: P.
     """
     tree = proposal.tree
-    batch = tree.token.shape[0]
+    batch, vocabulary = tree.token.shape[0], logits.vocabulary
     rows = jnp.arange(batch)
-    vocabulary = logits.shape[-1]
-
-    def target_row(node: Int[Array, "B"]) -> Float[Array, "B V"]:
-        return probabilities(logits[rows, node], temperature)
 
     def test(carry: Any) -> Any:
-        """One child of every slot that still has one to test."""
-        node, child, path, length, residual, draft = carry
+        """One child of every slot that still has one to test, at nodes that may be new to it."""
+        node, arrived, child, path, length, residual, draft = carry
+        new = arrived[:, None]
+        residual, draft = jax.lax.cond(
+            arrived.any(),
+            lambda: (
+                jnp.where(new, probabilities(logits.at(node), temperature), residual),
+                jnp.where(new, draft_rows(proposal, node, vocabulary), draft),
+            ),
+            lambda: (residual, draft),
+        )
         testing = child >= 0
         at = jnp.maximum(child, 0)
         token = tree.token[rows, at]
@@ -110,36 +109,31 @@ def rejection_walk(
         remaining = others.sum(axis=-1, keepdims=True)
         others = jnp.where(remaining > 0, others / remaining, 0.0)
 
-        down, aside = accepted[:, None], (testing & ~accepted)[:, None]
-        node = jnp.where(accepted, at, node)
+        aside = (testing & ~accepted)[:, None]
         residual = jnp.where(aside, rejected, residual)
         draft = jnp.where(aside, others, draft)
-        residual, draft = jax.lax.cond(
-            accepted.any(),
-            lambda: (
-                jnp.where(down, target_row(node), residual),
-                jnp.where(down, draft_rows(proposal, node, vocabulary), draft),
-            ),
-            lambda: (residual, draft),
-        )
+        node = jnp.where(accepted, at, node)
         place = jnp.arange(max_path, dtype=jnp.int32)[None, :]
-        path = jnp.where(down & (place >= length[:, None]), at[:, None], path)
+        path = jnp.where(accepted[:, None] & (place >= length[:, None]), at[:, None], path)
         length = length + accepted.astype(jnp.int32)
         following = jnp.where(accepted, tree.links.first_child[rows, at], _sibling(tree, at))
         child = jnp.where(testing & (length < max_path), following, -1)
-        return node, child, path, length, residual, draft
+        return node, accepted, child, path, length, residual, draft
 
     root = jnp.zeros((batch,), jnp.int32)
+    nothing = jnp.zeros((batch, vocabulary), jnp.float32)
     start = (
         root,
+        root == 0,
         tree.links.first_child[:, 0] if max_path > 1 else root - 1,
         jnp.zeros((batch, max_path), jnp.int32),
         root + 1,
-        target_row(root),
-        draft_rows(proposal, root, vocabulary),
+        nothing,
+        nothing,
     )
-    carry = jax.lax.while_loop(lambda carry: (carry[1] >= 0).any(), test, start)
-    _, _, path, length, residual, _ = carry
+    *_, path, length, residual, _ = jax.lax.while_loop(
+        lambda carry: (carry[1] | (carry[2] >= 0)).any(), test, start
+    )
     return Walk(path, length, draw(residual, final))
 
 

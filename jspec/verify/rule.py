@@ -2,12 +2,13 @@
 
 import abc
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 from jaxtyping import Array, Float, Int, UInt32
 
 from jspec.drafters.base import Drafter, Proposal
+from jspec.sampling import NodeLogits
 from jspec.trees import StaticTree, TreeSpec
 from pallas_kernels import Walk
 
@@ -54,26 +55,9 @@ class Rule(abc.ABC):
             check_draws(drafter, tree, f"verification {self.name!r}")
 
     @abc.abstractmethod
-    def judge(
-        self,
-        logits: Float[Array, "B T V"],
-        slots: Slots,
-        depth: Int[Array, "B T"],
-    ) -> Any:
-        """What the walk needs of every node, as arrays [B, T, ...].
-
-        It runs inside the pass, for as many nodes as the pass has.
-
-        Args:
-            logits: from `process_logits`.
-            slots: of the batch.
-            depth: of the nodes.
-        """
-
-    @abc.abstractmethod
     def walk(
         self,
-        judged: Any,
+        logits: NodeLogits,
         proposal: Proposal,
         slots: Slots,
         *,
@@ -83,7 +67,7 @@ class Rule(abc.ABC):
         """The accepted path, and the token after it.
 
         Args:
-            judged: by `judge`; zeros past the nodes of a narrow pass.
+            logits: of the target, after the nodes of the proposal.
             proposal: what was drafted.
             slots: of the batch.
             max_path: P, the most nodes on a path.

@@ -1,11 +1,12 @@
 """Target sampling: draw the target's token first, then see whether it was drafted."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from jaxtyping import Array, Float, Int
+import jax
+import jax.numpy as jnp
 
 from jspec.drafters.base import Proposal
-from jspec.sampling import choose_tokens
+from jspec.sampling import NodeLogits, choose_tokens, likeliest
 from jspec.verify.rule import Rule, Slots
 from pallas_kernels import Walk, greedy_walk
 
@@ -29,16 +30,54 @@ class TargetSampling(Rule):
     name: ClassVar[str] = "target-sampling"
     lossless: ClassVar[bool] = True
 
-    def judge(
-        self, logits: Float[Array, "B T V"], slots: Slots, depth: Int[Array, "B T"]
-    ) -> Int[Array, "B T"]:
-        """The token after every node."""
-        positions = slots.lengths[:, None] + depth + 1
-        return choose_tokens(logits, slots.temperature, slots.keys, positions, sampled=True)
+    def walk(
+        self,
+        logits: NodeLogits,
+        proposal: Proposal,
+        slots: Slots,
+        *,
+        max_path: int,
+        implementation: str | None = None,
+    ) -> Walk:
+        """Node by node: a slot draws where it stands, until a draw is no child."""
+        tree = proposal.tree
+        batch = tree.token.shape[0]
+        place = jnp.arange(max_path, dtype=jnp.int32)[None, :]
+
+        def descend(carry: Any) -> Any:
+            node, path, length, _, going = carry
+            drawn = choose_tokens(
+                logits.at(node)[:, None],
+                slots.temperature,
+                slots.keys,
+                (slots.lengths + length)[:, None],
+                sampled=True,
+            )
+            hit = (tree.parent == node[:, None]) & (tree.token == drawn)
+            going = going & hit.any(axis=1) & (length < max_path)
+            node = jnp.where(going, jnp.argmax(hit, axis=1).astype(jnp.int32), node)
+            path = jnp.where(going[:, None] & (place >= length[:, None]), node[:, None], path)
+            # A slot that has stopped stays where it is, and draws the same token again.
+            return node, path, length + going.astype(jnp.int32), drawn[:, 0], going
+
+        root = jnp.zeros((batch,), jnp.int32)
+        path = jnp.zeros((batch, max_path), jnp.int32)
+        start = (root, path, root + 1, root, jnp.ones((batch,), bool))
+        _, path, length, bonus, _ = jax.lax.while_loop(
+            lambda carry: carry[-1].any(), descend, start
+        )
+        return Walk(path, length, bonus)
+
+
+class Greedy(TargetSampling):
+    """Target sampling of a batch in which nothing is drawn: the draw is the likeliest token.
+
+    That costs so little that it is taken at all nodes at once, and the walk is a kernel.
+    """
 
     def walk(
         self,
-        judged: Int[Array, "B T"],
+        logits: NodeLogits,
         proposal: Proposal,
         slots: Slots,
         *,
@@ -49,18 +88,7 @@ class TargetSampling(Rule):
         return greedy_walk(
             tree.token,
             (tree.parent, tree.links.first_child, tree.links.next_sibling),
-            judged,
+            likeliest(logits.every()),
             max_path=max_path,
             implementation=implementation,
         )
-
-
-class Greedy(TargetSampling):
-    """Target sampling of a batch in which nothing is drawn: the draw is the likeliest token."""
-
-    def judge(
-        self, logits: Float[Array, "B T V"], slots: Slots, depth: Int[Array, "B T"]
-    ) -> Int[Array, "B T"]:
-        """The likeliest token after every node."""
-        positions = slots.lengths[:, None] + depth + 1
-        return choose_tokens(logits, slots.temperature, slots.keys, positions, sampled=False)

@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array
 
 from jspec.drafters.base import Proposal
-from jspec.sampling import NO_TOKEN, probabilities, verdict_uniforms
+from jspec.sampling import NO_TOKEN, NodeLogits, probabilities, verdict_uniforms
 from jspec.verify.rule import Rule, Slots
 from pallas_kernels import Walk, sampling_walk
 
@@ -45,15 +46,9 @@ class Thresholds(Rule):
                     f"threshold {field}={getattr(self, field)}; expected a number from 0 to 1."
                 )
 
-    def judge(
-        self, logits: Float[Array, "B T V"], slots: Slots, depth: Int[Array, "B T"]
-    ) -> Float[Array, "B T V"]:
-        """The target's probabilities after every node."""
-        return probabilities(logits, slots.temperature)
-
     def walk(
         self,
-        judged: Float[Array, "B T V"],
+        logits: NodeLogits,
         proposal: Proposal,
         slots: Slots,
         *,
@@ -61,12 +56,20 @@ class Thresholds(Rule):
         implementation: str | None = None,
     ) -> Walk:
         tree = proposal.tree
-        nodes = tree.num_nodes
+        batch, nodes = tree.token.shape
+
+        def put(node: Array, table: Array) -> Array:
+            row = probabilities(logits.at(jnp.full((batch,), node)), slots.temperature)
+            return table.at[:, node].set(row)
+
+        # Row by row, so that the kernel's table is all that is as large as the logits.
+        chance = jnp.zeros((batch, nodes, logits.vocabulary), jnp.float32)
+        chance = jax.lax.fori_loop(0, nodes, put, chance)
         coins = verdict_uniforms(slots.keys, slots.lengths, nodes + 1)
         walk = sampling_walk(
             tree.token,
             (tree.parent, tree.links.first_child, tree.links.next_sibling),
-            judged,
+            chance,
             coins[:, :nodes],
             coins[:, nodes],
             max_path=max_path,
@@ -74,8 +77,8 @@ class Thresholds(Rule):
             threshold_acc=self.acc,
             implementation=implementation,
         )
-        rows = jnp.arange(tree.token.shape[0])
-        last = judged[rows, walk.path[:, -1]]
+        rows = jnp.arange(batch)
+        last = chance[rows, walk.path[:, -1]]
         # Where rounding left nothing to draw from, the walk names an impossible token.
         bonus = jnp.where(last[rows, walk.bonus] > 0, walk.bonus, jnp.argmax(last, axis=1))
         possible = last.max(axis=1) > 0

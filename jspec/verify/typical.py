@@ -1,30 +1,17 @@
 """Typical acceptance: keep what the target finds plausible. Lossy."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from jspec.drafters.base import Proposal
-from jspec.sampling import likeliest, probabilities
+from jspec.sampling import NodeLogits, likeliest, probabilities
 from jspec.trees import Tree
 from jspec.verify.rule import Rule, Slots
 from pallas_kernels import Walk
-
-
-class Judged(NamedTuple):
-    """What typical acceptance looks at.
-
-    Attributes:
-        probabilities: of the target after every node, [B, T, V].
-        entropy: of these, [B, T].
-        best: the likeliest token after every node, [B, T] int32.
-    """
-
-    probabilities: Float[Array, "B T V"]
-    entropy: Float[Array, "B T"]
-    best: Int[Array, "B T"]
 
 
 @dataclass(frozen=True)
@@ -57,16 +44,9 @@ class TypicalAcceptance(Rule):
                     f"{field}={getattr(self, field)}; expected a number above 0, at most 1."
                 )
 
-    def judge(
-        self, logits: Float[Array, "B T V"], slots: Slots, depth: Int[Array, "B T"]
-    ) -> Judged:
-        chance = probabilities(logits, slots.temperature)
-        entropy = -(chance * jnp.log(chance + 1e-5)).sum(axis=-1)
-        return Judged(chance, entropy, likeliest(logits))
-
     def walk(
         self,
-        judged: Judged,
+        logits: NodeLogits,
         proposal: Proposal,
         slots: Slots,
         *,
@@ -74,15 +54,25 @@ class TypicalAcceptance(Rule):
         implementation: str | None = None,
     ) -> Walk:
         tree = proposal.tree
-        rows = jnp.arange(tree.token.shape[0])[:, None]
+        batch, nodes = tree.token.shape
+        rows = jnp.arange(batch)[:, None]
+
+        def look(node: Array) -> tuple[Array, Array, Array]:
+            """The likeliest token after a node, the bar for its children, and their chances."""
+            row = logits.at(jnp.full((batch,), node))
+            chance = probabilities(row, slots.temperature)
+            entropy = -(chance * jnp.log(chance + 1e-5)).sum(axis=-1)
+            bar = jnp.minimum(self.epsilon, self.delta * jnp.exp(-entropy))
+            return likeliest(row), bar, chance[rows, tree.token]
+
+        best, bar, chances = jax.lax.map(look, jnp.arange(nodes, dtype=jnp.int32))
         parent = jnp.maximum(tree.parent, 0)
-        chance = judged.probabilities[rows, parent, tree.token]
-        bar = jnp.minimum(self.epsilon, self.delta * jnp.exp(-judged.entropy))
-        kept = (chance > bar[rows, parent]) & (tree.parent >= 0)
+        chance = chances[parent, rows, jnp.arange(nodes)]
+        kept = (chance > bar[parent, rows]) & (tree.parent >= 0)
         node = _best_node(tree, kept, jnp.log(jnp.where(kept, chance, 1.0)), max_path)
         path = _path_to(tree, node, max_path)
         length = tree.depth[rows, node[:, None]][:, 0] + 1
-        return Walk(path, length, judged.best[rows, node[:, None]][:, 0])
+        return Walk(path, length, best[node, rows[:, 0]])
 
 
 def _best_node(tree: Tree, kept: Any, log_chance: Any, max_path: int) -> Int[Array, "B"]:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from given_logits import given
 
 from jspec.drafters import Proposal
 from jspec.trees import build, cartesian, chain, from_choices
@@ -233,8 +234,8 @@ def walked(logits, tokens, q, coins, final, *, rule, token_map, parents):
     proposal = Proposal(build(tokens, parent, jnp.ones(shape, bool)), (), q, known)
     temperature = jnp.ones(shape[:1])
     if rule == "block":
-        return block_walk(logits, proposal, temperature, coins, final)
-    return rejection_walk(logits, proposal, temperature, coins, final, shape[1])
+        return block_walk(given(logits), proposal, temperature, coins, final)
+    return rejection_walk(given(logits), proposal, temperature, coins, final, shape[1])
 
 
 def slots_of(batch):
@@ -314,7 +315,13 @@ def test_target_sampling(shape, kind):
     model, rule = Model(kind, 4), TargetSampling()
     nodes, rng = shape.num_nodes, np.random.default_rng(1)
     draws = np.asarray(list(itertools.product(range(4), repeat=nodes)), np.int32)
-    walk = jax.jit(partial(rule.walk, slots=slots_of(1), max_path=shape.path_width))
+    slots = slots_of(len(draws))
+    certain = jnp.asarray(log(np.eye(4)[draws]))
+
+    @jax.jit
+    def walk(proposal):
+        return rule.walk(given(certain), proposal, slots, max_path=shape.path_width)
+
     depth = shape.num_steps + 1
     for _ in range(3):
         tokens, paths = np.zeros(nodes, np.int32), {0: ()}
@@ -326,7 +333,7 @@ def test_target_sampling(shape, kind):
         batch = (len(draws), nodes)
         parent = jnp.broadcast_to(jnp.asarray(shape.parents, jnp.int32), batch)
         tree = build(jnp.broadcast_to(jnp.asarray(tokens), batch), parent, jnp.ones(batch, bool))
-        path, length, bonus = map(np.asarray, walk(jnp.asarray(draws), Proposal(tree, ())))
+        path, length, bonus = map(np.asarray, walk(Proposal(tree, ())))
         chance = np.prod([model.after(paths[n])[0][draws[:, n]] for n in range(nodes)], axis=0)
         joint, emitted = model.joint(depth), np.zeros((4,) * depth)
         for row in range(len(draws)):
@@ -352,8 +359,7 @@ class TestLossyRules:
             parent = jnp.broadcast_to(jnp.asarray([-1, 0, 0], jnp.int32), (batch, 3))
             tree = build(token, parent, jnp.ones((batch, 3), bool))
             logits = jnp.broadcast_to(jnp.asarray(log(self.p)), (batch, 3, 5))
-            judged = rule.judge(logits, slots_of(batch), tree.depth)
-            walk = rule.walk(judged, Proposal(tree, ()), slots_of(batch), max_path=2)
+            walk = rule.walk(given(logits), Proposal(tree, ()), slots_of(batch), max_path=2)
             child = tree.token[jnp.arange(batch), walk.path[:, 1]]
             return jnp.where(walk.length > 1, child, walk.bonus)
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from given_logits import given
 
 import jspec
 from jspec.drafters import Proposal
@@ -33,15 +34,22 @@ def one_block(monkeypatch):
     monkeypatch.setattr("jspec.sampling.tokens._BLOCK", 1 << 30)
 
 
-one_by_one = jax.jit(rejection_walk, static_argnames="max_path")
-processing = jax.jit(jspec.sampling.process_logits, static_argnames="sampled")
-as_a_block = jax.jit(block_walk)
+@functools.partial(jax.jit, static_argnames="max_path")
+def one_by_one(logits, *rest, max_path):
+    return rejection_walk(given(logits), *rest, max_path)
+
+
+@jax.jit
+def as_a_block(logits, *rest):
+    return block_walk(given(logits), *rest)
 
 
 @functools.partial(jax.jit, static_argnames=("rule", "max_path"))
 def verified(rule, logits, slots, proposal, max_path):
-    judged = rule.judge(logits, slots, proposal.tree.depth)
-    return rule.walk(judged, proposal, slots, max_path=max_path)
+    return rule.walk(given(logits), proposal, slots, max_path=max_path)
+
+
+processing = jax.jit(jspec.sampling.process_logits, static_argnames="sampled")
 
 
 @functools.cache
