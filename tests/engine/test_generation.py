@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 from scripted_drafters import Scripted, answers_from
 from tiny_models import tiny_target
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
+from transformers import PreTrainedTokenizerFast
 
 import jspec
 from jspec.engine.batch import Batch
@@ -143,6 +146,42 @@ def test_stream_joins_to_generate(engine, plain):
     assert view is not None
     assert [node.accepted for node in view.nodes if node] == [True] * 4
     assert view.bonus == updates[1].token_ids[-1]
+
+
+def in_two_bytes(first, second):
+    """Byte-level: two tokens are the bytes of é, every other one is a letter."""
+    letters = [chr(65 + token) for token in range(40)]
+    letters[first], letters[second] = "Ã©"  # as byte-level vocabularies write 0xC3 and 0xA9
+    backend = Backend(models.BPE({letter: token for token, letter in enumerate(letters)}, []))
+    backend.decoder = decoders.ByteLevel()
+    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_stream_shows_what_is_certain(engine, plain, target, monkeypatch, stopped):
+    """A character of two bytes, and a stop string around it, begin in one round and end in another.
+
+    After the prefill's token there are four a round: tokens 1 to 4, 5 to 8 and so on.
+    """
+    tokens = plain[0].token_ids
+    last = next(place for place in range(4, 20, 4) if tokens[place] != tokens[place + 1])
+    monkeypatch.setitem(target.__dict__, "tokenizer", in_two_bytes(*tokens[last : last + 2]))
+    whole = target.tokenizer.decode(tokens)
+    before = target.tokenizer.decode(tokens[:last])
+    assert whole.startswith(f"{before}é")
+    stop = whole[last - 1 : last + 2]
+    end = whole.index(stop)
+    asked = jspec.SamplingParams(max_new_tokens=24, stop=[stop] if stopped else [])
+    shown, seen = "", []
+    for update in engine.stream(PROMPTS[0], asked):
+        seen += update.token_ids
+        shown += "".join(piece.text for piece in update.pieces)
+        if len(seen) == last + 1:
+            assert shown == (whole[:end] if stopped else before)
+    assert update.output.text == shown == (whole[:end] if stopped else whole)
+    assert update.output.finish_reason == ("stop" if stopped else "length")
+    [output] = engine.generate([PROMPTS[0]], asked)
+    assert output.text == shown
 
 
 def test_a_cut_round_shows_no_bonus(engine, plain):

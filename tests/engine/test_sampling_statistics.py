@@ -10,15 +10,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from eagle_heads import eagle3_head
+from eagle_heads import eagle3_head, eagle_head
 from scipy.stats import chi2
 from scripted_drafters import Drawn
+from tiny_experts import random_module
 from tiny_medusa import random_heads
 from tiny_models import tiny_target
 
 import jspec
 from jspec.drafters.eagle_build import build_drafter
 from jspec.drafters.medusa_build import build_medusa
+from jspec.drafters.mtp import with_module
+from jspec.drafters.standalone import standalone
+from jspec.targets.mtp import FAMILIES
 from jspec.trees import cartesian, chain, from_choices
 
 pytestmark = pytest.mark.once
@@ -97,29 +101,35 @@ def drawn_table(target, seed):
 
 
 def engine_of(name, target):
-    table = drawn_table(target, 0)
-    ids = np.asarray([5, 0, 3, 2])
-    reduced = Drawn(table=table[:, ids], ids=ids)
-    head = eagle3_head(target, draft_vocab_size=5, feature_layers=(0, 1, 2))
+    """Every family of drafters, every lossless rule, trees that are fixed, grown and lopsided."""
+    grown = {"tree": jspec.TreeConfig(num_steps=3, topk=2, num_nodes=6)}
     lopsided = from_choices([[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]])
+    small = tiny_target(vocab_size=V, num_layers=1, seed=3)
+    reduced = eagle3_head(target, draft_vocab_size=5, feature_layers=(0, 1, 2))
+    family = FAMILIES["mimo"]
+    module = random_module(target.config, family, np.random.default_rng(4))
     settings = {
-        "ngram": ("ngram", {"tree": jspec.TreeConfig(num_steps=3, topk=2, num_nodes=6)}),
-        "reduced": (reduced, {"tree": lopsided, "draft_temperature": 0.8}),
-        "block": (Drawn(table=table), {"tree": chain(3), "verification": "block"}),
+        "ngram": ("ngram", grown),
+        "eagle": (
+            build_drafter(eagle_head(target), target),
+            {"tree": lopsided, "draft_temperature": 0.8},
+        ),
         "eagle3": (
-            build_drafter(head, target),
+            build_drafter(reduced, target),
             {"tree": cartesian([2, 2]), "verification": "rejection"},
         ),
         "medusa": (
             build_medusa(random_heads(target.config), target),
             {"tree": cartesian([3, 2]), "draft_temperature": 1.2},
         ),
+        "mtp": (with_module(target, family, module, "memory"), grown),
+        "standalone": (standalone(small, target), {"tree": chain(3), "verification": "block"}),
     }
     drafter, options = settings[name]
     return jspec.Engine(target, drafter, batch_size=len(ASKED) * SEEDS, **options)
 
 
-NAMES = ["ngram", "reduced", "block", "eagle3", "medusa"]
+NAMES = ["ngram", "eagle", "eagle3", "medusa", "mtp", "standalone"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -136,9 +146,7 @@ def test_the_engine_draws_from_the_target(target, logits, name):
         for place, output in enumerate(outputs):
             cell = np.ravel_multi_index(output.token_ids[1:], (V,) * (NEW - 1))
             counts[place // SEEDS, cell] += 1
-    assert outputs[0].stats.rule == (
-        "target-sampling" if name == "ngram" else engine.round.rule.name
-    )
+    assert outputs[0].stats.rule == engine.round.rule.name
     assert sum(output.stats.correct for output in outputs) > 0
     for asked, observed in zip(ASKED, counts):
         expected = joint(logits, asked) * observed.sum()

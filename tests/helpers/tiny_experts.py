@@ -62,22 +62,28 @@ def tiny_tensors(public: dict, seed: int = 0) -> dict[str, np.ndarray]:
     family = FAMILIES.get(config.family)
     if family is None:
         return tensors
-    _, shapes = module_shapes(config, family)
     rng = np.random.default_rng(seed + 1)
     for index in range(config.mtp_layers):
-
-        def draw(path, variable):
-            noise = rng.standard_normal(variable.shape)
-            is_norm = "norm" in str(path[-2:])
-            noise = 1.0 + 0.1 * noise if is_norm else noise / np.sqrt(variable.shape[-1])
-            return variable.replace(jnp.asarray(noise, variable.dtype))
-
-        flat = [(path, draw(path, leaf)) for path, leaf in nnx.to_flat_state(shapes)]
         sources = partial(module_sources, config=config, family=family, index=index)
-        tensors |= split(nnx.from_flat_state(flat), sources)
+        tensors |= split(random_module(config, family, rng), sources)
         prefix = module_prefix(config, family, index)
         tensors |= {f"{prefix}.{copy}": tensors[name] for copy, name in family.copies}
     return tensors
+
+
+def random_module(config, family, rng):
+    """Parameters of one prediction module."""
+
+    def draw(path, variable):
+        noise = rng.standard_normal(variable.shape)
+        is_norm = "norm" in str(path[-2:])
+        noise = 1.0 + 0.1 * noise if is_norm else noise / np.sqrt(variable.shape[-1])
+        return variable.replace(jnp.asarray(noise, variable.dtype))
+
+    _, shapes = module_shapes(config, family)
+    return nnx.from_flat_state(
+        [(path, draw(path, leaf)) for path, leaf in nnx.to_flat_state(shapes)]
+    )
 
 
 def write_checkpoint(folder: Path, public: dict, tensors: dict[str, np.ndarray]) -> Path:
