@@ -35,7 +35,7 @@ def acceptance_sums(rows: DraftRows, decay: float) -> Sums:
         reached = here & (_by_draft_row(rows.hit[step], step) > 0)
         tried.append(here.sum(dtype=jnp.float32))
         right.append(reached.sum(dtype=jnp.float32))
-    return {
+    sums = {
         "loss": rows.loss.sum(axis=(1, 2)) * undone,
         "rows": active.sum(axis=(1, 2)),
         "hits": (rows.hit * active).sum(axis=(1, 2)),
@@ -46,6 +46,9 @@ def acceptance_sums(rows: DraftRows, decay: float) -> Sums:
         "right": jnp.stack(right),
         "batches": jnp.ones((steps,), jnp.float32),
     }
+    if rows.text is not None:
+        sums["text"] = jnp.broadcast_to(rows.text.sum(), (steps,))
+    return sums
 
 
 def figures(sums: Mapping[str, np.ndarray]) -> dict[str, float | list[float]]:
@@ -53,11 +56,12 @@ def figures(sums: Mapping[str, np.ndarray]) -> dict[str, float | list[float]]:
 
     Returns:
         Lists by depth: `loss`, `accuracy`, `acceptance` (conditional), `min_pq`, and the scalars
-        `tau`, `out_of_vocab` (rows dropped), `mass_outside` the draft vocabulary, `rows`.
+        `tau`, `out_of_vocab` (rows dropped), `mass_outside` the draft vocabulary, `rows`; where
+        the target is trained too, its `text_loss`.
     """
     rows = np.maximum(sums["rows"], 1)
     acceptance = sums["right"] / np.maximum(sums["tried"], 1)
-    return {
+    seen = {
         "loss_by_depth": _listed(sums["loss"] / np.maximum(sums["batches"], 1)),
         "accuracy": _listed(sums["hits"] / rows),
         "acceptance": _listed(acceptance),
@@ -67,6 +71,9 @@ def figures(sums: Mapping[str, np.ndarray]) -> dict[str, float | list[float]]:
         "mass_outside": float(sums["outside"][0] / rows[0]),
         "rows": float(sums["rows"][0]),
     }
+    if "text" in sums:
+        seen["text_loss"] = float(sums["text"][0] / max(sums["batches"][0], 1))
+    return seen
 
 
 def _by_draft_row(x: Float[Array, "B T"] | Array, step: int):

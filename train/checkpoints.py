@@ -1,24 +1,29 @@
 """Training state on disk: the newest for going on, the best for keeping."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax
 import orbax.checkpoint as ocp
 
 from train.state import TrainState
 
+Figure = Literal["tau", "loss"]
+
 
 class Checkpoints:
     """Two orbax managers below one folder; every checkpoint appears whole or not at all."""
 
-    def __init__(self, folder: Path, *, keep: int):
+    def __init__(self, folder: Path, *, keep: int, best_by: Figure = "tau"):
         """Open or make the folder.
 
         Args:
             folder: of the run.
             keep: newest checkpoints to keep.
+            best_by: what makes weights the best: a large tau, or a small loss.
         """
+        self._best_by: Figure = best_by
         self.newest = ocp.CheckpointManager(
             (folder / "newest").absolute(),
             options=ocp.CheckpointManagerOptions(
@@ -29,8 +34,8 @@ class Checkpoints:
             (folder / "best").absolute(),
             options=ocp.CheckpointManagerOptions(
                 max_to_keep=1,
-                best_fn=lambda metrics: metrics["tau"],
-                best_mode="max",
+                best_fn=lambda metrics: metrics[best_by],
+                best_mode="max" if best_by == "tau" else "min",
                 multiprocessing_options=_apart("best"),
             ),
         )
@@ -56,13 +61,22 @@ class Checkpoints:
             ),
         )
 
-    def save_best(self, step: int, params: Any, tau: float) -> bool:
-        """Keep weights if no earlier ones are better; whether they were kept."""
+    def save_best(self, step: int, params: Any, figures: Mapping[str, Any]) -> bool:
+        """Keep weights if no earlier ones are as good; whether they were kept.
+
+        Args:
+            step: its number.
+            params: the weights.
+            figures: of an evaluation; `tau` and `loss` are kept.
+        """
         self.best.wait_until_finished()
         before = self.best.best_step()
-        if before is not None and tau <= self.tau_of(before):
-            return False
-        self.best.save(step, args=ocp.args.StandardSave(params), metrics={"tau": float(tau)})
+        metrics = {name: float(figures[name]) for name in get_args(Figure)}
+        if before is not None:
+            new, old = metrics[self._best_by], self._metrics(before)[self._best_by]
+            if not (new > old if self._best_by == "tau" else new < old):
+                return False
+        self.best.save(step, args=ocp.args.StandardSave(params), metrics=metrics)
         return True
 
     def restore(self, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
@@ -99,8 +113,10 @@ class Checkpoints:
 
     def tau_of(self, step: int) -> float:
         """What the best weights of a step reached."""
-        metrics: dict[str, float] = self.best.metrics(step)  # type: ignore[assignment]
-        return metrics["tau"]
+        return self._metrics(step)["tau"]
+
+    def _metrics(self, step: int) -> dict[str, float]:
+        return self.best.metrics(step)  # type: ignore[return-value]
 
     def close(self) -> None:
         """Wait until everything is on disk."""

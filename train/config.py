@@ -263,3 +263,50 @@ class MedusaHeadConfig:
     draft_vocab_size: int = 8192
     objective: MedusaObjective = field(default_factory=MedusaObjective)
     export_dtype: str = "bfloat16"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MTPObjective:
+    """What a prediction module is trained for.
+
+    Attributes:
+        num_steps: K, how often the module is run; 1 is DeepSeek-V3's objective.
+        decay: step k weighs decay^k.
+        weight: of the module's loss beside the target's own, in joint training.
+        labels: the data's own tokens (hard), or the target's distribution (soft).
+        chunk: rows whose logits are held at a time, in all sequences together.
+    """
+
+    num_steps: int = 3
+    decay: float = 0.6
+    weight: float = 0.3
+    labels: Literal["hard", "soft"] = "hard"
+    chunk: int = 128
+
+    def __post_init__(self):
+        if self.num_steps < 1 or not 0 < self.decay <= 1 or self.weight <= 0:
+            raise ValueError(
+                f"num_steps={self.num_steps}, decay={self.decay}, weight={self.weight}; expected "
+                "at least 1, 0 < decay <= 1, and above 0"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MTPHeadConfig:
+    """The module: norms and a projection around one block like the target's.
+
+    Attributes:
+        joint: train the target as well; what is written is then another model.
+        start: from the module in the target's checkpoint (own), from the target's last layer
+            (target), or random.
+        objective: what it is trained for.
+        export_dtype: of what was trained; default as the target's checkpoint has it.
+        format: mtp is the target's checkpoint with the module in it, mtp-modules and nextn are the
+            module alone, see `jspec export --help`.
+    """
+
+    joint: bool = False
+    start: Literal["own", "target", "random"] = "own"
+    objective: MTPObjective = field(default_factory=MTPObjective)
+    export_dtype: str | None = None
+    format: Literal["mtp", "mtp-modules", "nextn"] = "mtp"

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from train.acceptance import acceptance_sums, figures
-from train.checkpoints import Checkpoints
+from train.checkpoints import Checkpoints, Figure
 from train.config import OptimizerConfig, RunConfig
 from train.data import Batch, Schedule, iterate
 from train.journal import Journal
@@ -45,6 +45,8 @@ class Method:
         export: writes trained parameters as a head folder that does not exist yet.
         extras: host arrays that a batch gets beside its own (stored features).
         facts: what identifies the run, to be equal on resume.
+        best_by: which figure of an evaluation says what the best weights are. A drafter's is tau;
+            a target in training has its highest tau while it has learnt to say one thing only.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Method:
     export: Callable[[PyTree, Path], None]
     extras: Callable[[Batch], dict[str, np.ndarray]] = no_extras
     facts: dict[str, Any]
+    best_by: Figure = "tau"
 
     def loss(self, trained: PyTree, frozen: PyTree, batch: PyTree, key: Any):
         """A `LossFunction`: loss of a batch, and what it adds to the figures."""
@@ -109,7 +112,7 @@ def fit(
     placement = Placement.over(run.devices, fsdp=run.fsdp)
     steps = total_steps(schedule, run, optimizer)
     _claim(method, run, steps)
-    checkpoints = Checkpoints(run.out / "checkpoints", keep=run.keep)
+    checkpoints = Checkpoints(run.out / "checkpoints", keep=run.keep, best_by=method.best_by)
     state = placement.weights(start_state(method.trained, optimizer, steps))
     frozen = placement.everywhere(method.frozen)
     batches = iterate(schedule)
@@ -167,7 +170,7 @@ def fit(
         sums = {name: np.sum([sums[name] for _, sums in told], axis=0) for name in told[0][1]}
         last = {"loss": float(np.mean([value for value, _ in told])), **figures(sums)}
         journal.write("eval", number, last)
-        better = checkpoints.save_best(number, weights, last["tau"])
+        better = checkpoints.save_best(number, weights, last)
         journal.say(f"evaluation at step {number}: {_short(last)}{' (best)' if better else ''}")
         if better:
             publish(method, placement, weights, run.out, first)

@@ -14,6 +14,7 @@ from train.config import (
     Eagle1HeadConfig,
     Eagle3HeadConfig,
     MedusaHeadConfig,
+    MTPHeadConfig,
     OptimizerConfig,
     RunConfig,
 )
@@ -79,6 +80,20 @@ class TrainMedusa:
     run: RunConfig
     head: MedusaHeadConfig = field(default_factory=MedusaHeadConfig)
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=1e-3))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainMTP:
+    """Train a prediction module that is run recurrently, with or without its target.
+
+    jspec train mtp --target first --data corpus.jsonl --out run --joint --start random
+    """
+
+    model: TargetFlags
+    data: DataConfig
+    run: RunConfig
+    head: MTPHeadConfig = field(default_factory=MTPHeadConfig)
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=1e-4))
 
 
 @dataclass(frozen=True, kw_only=True)

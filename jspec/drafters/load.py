@@ -32,8 +32,9 @@ def load_drafter(source: str | Path, target: Target, *, probe: bool = True) -> D
         source: a head in the package, such as `smollm2-135m-eagle3` (`shipped_heads`); `ngram`;
             `mtp` for the prediction modules in the target's own checkpoint (DeepSeek-V3, GLM-4.5,
             MiMo); a folder, alias or hub id of a draft head in the format of SafeAILab (EAGLE-1,
-            EAGLE-2, EAGLE-3), SpecForge, speculators, ModelOpt, FasterDecoding or vLLM (Medusa);
-            or of a small model with the target's vocabulary, GGUF files included.
+            EAGLE-2, EAGLE-3), SpecForge, speculators, ModelOpt, FasterDecoding or vLLM (Medusa),
+            or SGLang (NextN); or of a small model with the target's vocabulary, GGUF files
+            included.
         target: the model it drafts for.
         probe: write a few tokens with it, and warn with the likely causes where almost none of its
             guesses are accepted. Costs compiling a small engine; False skips it, and so does a
@@ -71,9 +72,6 @@ def _from_files(path: Path, target: Target) -> Drafter:
     if path.is_file():
         return standalone(load_target(path, dtype=target.dtype.name), target)
     checkpoint = open_draft_checkpoint(path)
-    modules = mtp_formats.recognise(checkpoint)
-    if modules is not None:
-        return mtp_formats.read_modules(checkpoint, modules, target)
     for recognise, read in _FAMILIES:
         form = recognise(checkpoint)
         if form is not None:
@@ -95,4 +93,5 @@ def _read_eagle(checkpoint: Checkpoint, form: str, target: Target) -> Drafter:
 _FAMILIES: tuple[tuple[Callable, Callable], ...] = (
     (eagle_formats.recognise, _read_eagle),
     (medusa_formats.recognise, read_medusa),
+    (mtp_formats.recognise, mtp_formats.read_modules),
 )

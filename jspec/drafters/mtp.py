@@ -19,7 +19,7 @@ from jspec.drafters.feature_drafter import FeatureDrafter
 from jspec.targets import Prefix, Target, TargetConfig
 from jspec.targets.layers import product
 from jspec.targets.mtp import MTPFamily, MTPModule
-from jspec.trees import TreeConfig
+from jspec.trees import TreeConfig, TreeSpec
 
 
 class MTP(nnx.Module):
@@ -53,9 +53,9 @@ class MTP(nnx.Module):
 class MTPDrafter(FeatureDrafter):
     """One module, run recurrently; any tree."""
 
-    def default_tree(self) -> TreeConfig:
+    def default_tree(self) -> TreeSpec:
         """A chain of 3: what the module's published users run."""
-        return TreeConfig(num_steps=3, topk=1)
+        return self.tree or TreeConfig(num_steps=3, topk=1)
 
 
 def with_module(target: Target, family: MTPFamily, module: PyTree, source: str) -> MTPDrafter:

@@ -60,6 +60,7 @@ class MTPChain(Drafter):
         count: D.
         cache_shape: KV heads and width of a cache row.
         cached_values: whether a cache row has values beside its keys.
+        tree: what suits the modules best, None for one token a module.
     """
 
     name: str = "mtp"
@@ -69,11 +70,12 @@ class MTPChain(Drafter):
     count: int
     cache_shape: tuple[int, int]
     cached_values: bool
+    tree: TreeSpec | None = None
     can_sample = True
 
-    def default_tree(self) -> TreeConfig:
+    def default_tree(self) -> TreeSpec:
         """One token a module."""
-        return TreeConfig(num_steps=self.count, topk=1)
+        return self.tree or TreeConfig(num_steps=self.count, topk=1)
 
     def check(self, target: Target, tree: TreeSpec) -> None:
         if tree.topk > 1 or (isinstance(tree, StaticTree) and tree.num_nodes != tree.path_width):

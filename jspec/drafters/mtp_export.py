@@ -25,6 +25,7 @@ from jspec.drafters.mtp_formats import (
     module_tensors,
     recognise,
     refuse_left_over,
+    refuse_nextn,
     refuse_none,
 )
 from jspec.targets.config import TargetConfig, config_from_hf
@@ -109,21 +110,15 @@ def write_mtp(
 
     Raises:
         ValueError: the folder exists, or a target made in memory comes without `public`.
-        NotImplementedError: a family without modules, a format that has no word for these, or a
-            quantised target, whose scales would not fit modules of another dtype.
+        NotImplementedError: see `check_writable`.
     """
     config, family = target.config, family_of(target.config)
-    checkpoint = None if target.path is None else open_checkpoint(target.path)
-    if public is None:
-        if checkpoint is None:
-            raise ValueError(
-                f"target {target.name!r} was made in memory; give `public`, its config.json."
-            )
-        public = checkpoint.config
-    if public.get("quantization_config"):
-        raise NotImplementedError(
-            f"{target.name} is quantised; modules can be written beside unquantised weights only."
-        )
+    made = target.path is None and public is not None
+    checkpoint = None if made else check_writable(target, len(modules), to)
+    written = dict(public or (checkpoint.config if checkpoint else {}))
+    written["num_nextn_predict_layers"] = len(modules)
+    if to != "mtp":
+        written.pop("quantization_config", None)
 
     def public_tensors(params: PyTree, sources) -> dict[str, np.ndarray]:
         tensors = split(params, sources)
@@ -142,8 +137,36 @@ def write_mtp(
     elif to == "mtp":
         whole = target.params if params is None else params
         model = public_tensors(whole, partial(decoder_sources, config=config))
-    written = dict(public) | {"num_nextn_predict_layers": len(modules)}
     _write(config, tensors, path, to, public=written, model=model, folder=target.path)
+
+
+def check_writable(target: Target, count: int, to: str) -> Checkpoint:
+    """The checkpoint of a target beside which modules can be written.
+
+    Args:
+        target: loaded from a folder.
+        count: of modules.
+        to: one of `WRITABLE`.
+
+    Raises:
+        ValueError: a target made in memory.
+        NotImplementedError: a format that has no word for these modules, or a whole checkpoint of a
+            quantised target, whose modules would have to be quantised as well.
+    """
+    if target.path is None:
+        raise ValueError(
+            f"target {target.name!r} was made in memory; give `public`, its config.json, or load "
+            "the target from a folder."
+        )
+    checkpoint = open_checkpoint(target.path)
+    if to == "nextn":
+        refuse_nextn(target.config, count)
+    if to == "mtp" and checkpoint.config.get("quantization_config"):
+        raise NotImplementedError(
+            f"{target.name} is quantised, and a checkpoint is so in all its tensors; write "
+            "mtp-modules instead."
+        )
+    return checkpoint
 
 
 def _own(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
@@ -177,6 +200,7 @@ def _write(
         raise ValueError(f"format {to!r} is not known; expected one of {', '.join(WRITABLE)}.")
     public = dict(public)
     if to == "nextn":
+        refuse_nextn(config, public["num_nextn_predict_layers"])
         public, tensors = by_nextn_names(public, tensors, config)
     elif to == "mtp":
         tensors = {**model, **tensors}

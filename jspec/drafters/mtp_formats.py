@@ -159,6 +159,15 @@ def by_target_names(checkpoint: Checkpoint, form: str, target: TargetConfig) -> 
     )
 
 
+def refuse_nextn(target: TargetConfig, count: int) -> None:
+    """Raise NotImplementedError where a `nextn` folder has no word for these modules."""
+    if count != 1 or not family_of(target).prefix.startswith("model.layers."):
+        raise NotImplementedError(
+            f"nextn holds one module as a decoder layer, not {count} of {target.family!r}; "
+            "expected mtp-modules or mtp."
+        )
+
+
 def by_nextn_names(
     public: dict, tensors: dict[str, np.ndarray], target: TargetConfig
 ) -> tuple[dict, dict[str, np.ndarray]]:
@@ -168,16 +177,8 @@ def by_nextn_names(
         public: config.json by the target's terms.
         tensors: of the modules, by the target's names.
         target: config of the target.
-
-    Raises:
-        NotImplementedError: a family, or a number of modules, that this format has no word for.
     """
-    count, place = public["num_nextn_predict_layers"], f"model.layers.{target.num_layers}."
-    if count != 1 or not all(name.startswith(place) for name in tensors):
-        raise NotImplementedError(
-            f"nextn holds one module as a decoder layer, not {count} of {target.family!r}; "
-            "expected mtp-modules or mtp."
-        )
+    place = f"model.layers.{target.num_layers}."
     changed = {"architectures": [public["architectures"][0] + _NEXTN], "num_hidden_layers": 1}
     renamed = {_NEXTN_PREFIX + name.removeprefix(place): rows for name, rows in tensors.items()}
     return public | changed, renamed

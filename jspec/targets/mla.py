@@ -19,6 +19,7 @@ from jspec.targets.config import TargetConfig
 from jspec.targets.layers import Linear, RMSNorm
 from jspec.targets.rope import pairs_to_halves, rotate
 from pallas_kernels import tree_attention
+from pallas_kernels.masks import to_qlen_only
 
 _LATENT_EPS = 1e-6
 """Of the norms inside the attention, whatever the model's own epsilon is (the reference code's)."""
@@ -53,10 +54,17 @@ class LatentAttention(nnx.Module):
         q_nope, q_rope = self._queries(x, rope)
         rows = self._rows(x, rope)
         if prefix is None:
-            heads = self._expanded(q_nope, q_rope, rows)
+            heads = self._expanded(*self._heads(q_nope, q_rope, rows), ancestors)
         else:
             heads = self._absorbed(q_nope, q_rope, rows, layer, prefix, ancestors, implementation)
         return self.o_proj(heads.reshape(batch, width, -1)), rows, None
+
+    def project(
+        self, x: Float[Array, "B T E"], rope
+    ) -> tuple[Float[Array, "B T H D"], Float[Array, "B T H D"], Float[Array, "B T H U"]]:
+        """Every head's own queries, keys and values, for attention that divides by sqrt(D)."""
+        q, k, v = self._heads(*self._queries(x, rope), self._rows(x, rope))
+        return q * (self.latent.scale * q.shape[-1] ** 0.5), k, v
 
     def _queries(self, x: Float[Array, "B T E"], rope):
         latent = self.latent
@@ -81,18 +89,24 @@ class LatentAttention(nnx.Module):
         heads = self.kv_b_proj.weight[...].reshape(self.config.num_heads, -1, self.latent.kv_rank)
         return heads[:, : self.latent.nope_dim], heads[:, self.latent.nope_dim :]
 
-    def _expanded(self, q_nope, q_rope, rows) -> Float[Array, "B T H U"]:
-        """Causal attention among the new tokens with every head's own keys and values."""
+    def _heads(self, q_nope, q_rope, rows):
+        """Queries and keys [B, T, H, D] and values [B, T, H, U] of the new tokens."""
         key_up, value_up = self._up()
         latents, turned = rows[:, :, 0, : self.latent.kv_rank], rows[..., self.latent.kv_rank :]
         k = _project("btr,hdr->bthd", latents, key_up)
         v = _project("btr,hdr->bthd", latents, value_up)
         q = jnp.concatenate([q_nope, q_rope], axis=-1)
-        k = jnp.concatenate([k, jnp.broadcast_to(turned, q_rope.shape)], axis=-1)
+        return q, jnp.concatenate([k, jnp.broadcast_to(turned, q_rope.shape)], axis=-1), v
+
+    def _expanded(self, q, k, v, ancestors) -> Float[Array, "B T H U"]:
+        """Attention among the new tokens alone, causal or as their bits say."""
         # The op wants one width for keys and values; zeros change neither logits nor sums.
         wide = max(q.shape[-1], v.shape[-1])
         q, k, v = (_widened(part, wide) for part in (q, k, v))
-        mixed = jax.nn.dot_product_attention(q, k, v, scale=self.latent.scale, is_causal=True)
+        seen = None if ancestors is None else to_qlen_only(ancestors)[:, None]
+        mixed = jax.nn.dot_product_attention(
+            q, k, v, scale=self.latent.scale, mask=seen, is_causal=seen is None
+        )
         return mixed[..., : self.latent.value_dim]
 
     def _absorbed(

@@ -105,15 +105,24 @@ class MTPModule(nnx.Module):
             prefix, ancestors, implementation: as a `Decoder` takes them; the prefix's cache has
                 one layer.
         """
+        rope = rotation(self.config.rope, positions)
+        x = self.inputs(hidden, embedded, positions)
+        out, keys, values = self.block(x, rope, 0, prefix, ancestors, implementation)
+        return out, KVCache((keys,), () if values is None else (values,))
+
+    def inputs(
+        self,
+        hidden: Float[Array, "B T E"],
+        embedded: Float[Array, "B T E"],
+        positions: Int[Array, "B T"],
+    ) -> Float[Array, "B T E"]:
+        """What the block reads."""
         if self.family.masks_first:
             embedded = jnp.where(positions[:, :, None] == 0, jnp.zeros_like(embedded), embedded)
         parts = [self.token_norm(embedded), self.hidden_norm(hidden)]
         if self.family.hidden_first:
             parts.reverse()
-        x = self.input_proj(jnp.concatenate(parts, axis=-1))
-        rope = rotation(self.config.rope, positions)
-        out, keys, values = self.block(x, rope, 0, prefix, ancestors, implementation)
-        return out, KVCache((keys,), () if values is None else (values,))
+        return self.input_proj(jnp.concatenate(parts, axis=-1))
 
     def carried(self, out: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
         """What the next step is fed of a block's output."""

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from tiny_experts import MIMO, tiny_tensors, write_checkpoint
 from tiny_models import tiny_target
 
 import jspec
@@ -20,6 +21,8 @@ from train.config import (
     Eagle3HeadConfig,
     Eagle3Objective,
     MedusaHeadConfig,
+    MTPHeadConfig,
+    MTPObjective,
     OptimizerConfig,
 )
 from train.data import BatchConfig, Schedule
@@ -27,6 +30,7 @@ from train.methods.common import prepare
 from train.methods.eagle1 import eagle1_method
 from train.methods.eagle3 import eagle3_method
 from train.methods.medusa import medusa_method
+from train.methods.mtp import mtp_method
 from train.state import make_step, start_state
 
 pytestmark = pytest.mark.once
@@ -52,12 +56,16 @@ def target():
 
 @pytest.fixture(scope="module")
 def data(target, tmp_path_factory):
+    return greedy_text(target, tmp_path_factory.mktemp("data"))
+
+
+def greedy_text(target, folder):
     """The target's own greedy text: a random model soon goes round in circles."""
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, 40, size=PROMPT).tolist() for _ in range(8)]
     engine = jspec.Engine(target, None, batch_size=16)
     outputs = engine.generate(prompts, jspec.SamplingParams(max_new_tokens=ANSWER, ignore_eos=True))
-    path = tmp_path_factory.mktemp("data") / "greedy.jsonl"
+    path = folder / "greedy.jsonl"
     lines = []
     for output in outputs:
         ids = [*output.prompt_token_ids, *output.token_ids]
@@ -109,6 +117,13 @@ def test_eagle3_overfits_and_serves_what_training_saw(unrolled, target, tmp_path
     assert seen["accuracy"][0] > 0.9
     method.export(params, tmp_path / "head")
     drafter = jspec.load_drafter(tmp_path / "head", target)
+    served, foreseen = served_and_foreseen(drafter, target, method, params, side)
+    assert served == foreseen
+    assert np.mean(served) > 0.8 * DEPTH
+
+
+def served_and_foreseen(drafter, target, method, params, side):
+    """Accepted drafts of every round on the training texts: in the engine, and as training says."""
     tree = TreeConfig(num_steps=DEPTH, topk=1, num_nodes=DEPTH + 1)
     engine = jspec.Engine(target, drafter, tree=tree, batch_size=16)
     prompts = [example.tokens[:PROMPT].tolist() for example in side.examples]
@@ -119,8 +134,7 @@ def test_eagle3_overfits_and_serves_what_training_saw(unrolled, target, tmp_path
         count = len(output.stats.corrects) - 2
         served += output.stats.corrects[:count]
         foreseen += rounds(hits, count)
-    assert served == foreseen
-    assert np.mean(served) > 0.8 * DEPTH
+    return served, foreseen
 
 
 def row_hits(method, params, side):
@@ -181,6 +195,24 @@ def test_every_medusa_head_learns_its_own_place(target, data, tmp_path):
     served = acceptance_by_depth([output.stats for output in outputs])
     # A head that learnt its neighbour's place would be right at no depth but one.
     assert min(served) > 0.5
+
+
+def test_mtp_learns_beside_a_frozen_target(tmp_path):
+    tensors = tiny_tensors(MIMO, seed=3)
+    tensors["model.norm.weight"] = tensors["model.norm.weight"] * 6.0
+    target = jspec.load_target(write_checkpoint(tmp_path, MIMO, tensors), dtype="float32")
+    side = prepared(target, greedy_text(target, tmp_path))
+    config = MTPHeadConfig(
+        start="target", objective=MTPObjective(num_steps=DEPTH), format="mtp-modules"
+    )
+    method = mtp_method(config, target, side, seed=0)
+    params, seen = train(method, side)
+    assert seen["accuracy"][0] > 0.9
+    method.export(params, tmp_path / "head")
+    drafter = jspec.load_drafter(tmp_path / "head", target)
+    served, foreseen = served_and_foreseen(drafter, target, method, params, side)
+    assert served == foreseen
+    assert np.mean(served) > 0.7 * DEPTH
 
 
 def test_eagle1_learns_and_serves(target, data, tmp_path):

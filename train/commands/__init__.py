@@ -41,6 +41,21 @@ Examples:
   jspec train medusa --target ./model --data answers.jsonl --out runs/medusa --projection own
 """,
     ),
+    "mtp": Command(
+        options="train.options:TrainMTP",
+        module="train.commands.train",
+        summary="train a prediction module of a DeepSeek-V3, GLM-4.5 or MiMo target",
+        description="""\
+Train the multi-token-prediction module of a target (DeepSeek-V3, GLM-4.5, MiMo)
+to be run recurrently: the one in its checkpoint, or a first one. The target is
+frozen, or trained together with the module.
+
+Examples:
+  jspec train mtp --target ./deepseek --data answers.jsonl --out runs/mtp
+  jspec train mtp --target ./small --data text.jsonl --out runs/joint --joint --start random
+  jspec generate --target runs/mtp/head --drafter mtp --prompt "Hello"
+""",
+    ),
     "eval": Command(
         options="train.options:Evaluate",
         module="train.commands.evaluate",

@@ -15,7 +15,8 @@ from train.methods.common import Prepared, compute_dtype, prepare
 from train.methods.eagle1 import eagle1_method
 from train.methods.eagle3 import eagle3_method
 from train.methods.medusa import medusa_method
-from train.options import TrainEagle1, TrainEagle3, TrainMedusa
+from train.methods.mtp import mtp_method
+from train.options import TrainEagle1, TrainEagle3, TrainMedusa, TrainMTP
 from train.placement import join
 
 STOPPED = 143
@@ -24,7 +25,7 @@ STOPPED = 143
 Build = Callable[[Any, Target, Prepared], Method]
 
 
-def run(options: TrainEagle3 | TrainEagle1 | TrainMedusa) -> int:
+def run(options: TrainEagle3 | TrainEagle1 | TrainMedusa | TrainMTP) -> int:
     """Train as asked.
 
     Returns:
@@ -103,8 +104,15 @@ def _medusa(options: TrainMedusa, target: Target, prepared: Prepared) -> Method:
     return medusa_method(options.head, target, prepared, features=options.data.features)
 
 
+def _mtp(options: TrainMTP, target: Target, prepared: Prepared) -> Method:
+    return mtp_method(
+        options.head, target, prepared, seed=options.run.seed, features=options.data.features
+    )
+
+
 _METHODS: dict[type, tuple[Callable[[Any], int], Build]] = {
     TrainEagle3: (lambda options: options.head.objective.num_steps - 1, _eagle3),
     TrainEagle1: (lambda options: 0, _eagle1),
     TrainMedusa: (lambda options: options.head.num_heads - 1, _medusa),
+    TrainMTP: (lambda options: options.head.objective.num_steps - 1, _mtp),
 }

@@ -21,12 +21,12 @@ BLOCK = 128
 def unrolled_attention(
     q: Float[Array, "B R H D"],
     keys: Float[Array, "B T K D"],
-    values: Float[Array, "B T K D"],
+    values: Float[Array, "B T K U"],
     own_keys: Sequence[Float[Array, "B R K D"]],
     own_values: Sequence[Float[Array, "B R K D"]],
     rows: Int[Array, "B R"],
     documents: Int[Array, "B T"],
-) -> Float[Array, "B R H D"]:
+) -> Float[Array, "B R H U"]:
     """Mix the values for R query rows.
 
     Args:
@@ -77,8 +77,8 @@ def unrolled_attention(
             share = share.transpose(0, 3, 1, 2)[..., None]
             mixed = mixed + share * value[:, :, :, None].astype(jnp.float32)
         mixed = mixed / total.transpose(0, 3, 1, 2)[..., None]
-        return mixed.astype(q.dtype).reshape(batch, block, heads, dim)
+        return mixed.astype(q.dtype).reshape(batch, block, heads, -1)
 
     parts = (cut(q), tuple(map(cut, own_keys)), tuple(map(cut, own_values)), cut(rows))
     mixed = jnp.moveaxis(jax.lax.map(mix, parts), 0, 1)
-    return mixed.reshape(batch, blocks * block, heads, dim)[:, :count]
+    return mixed.reshape(batch, blocks * block, heads, -1)[:, :count]

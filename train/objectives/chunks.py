@@ -106,10 +106,14 @@ def _visit(function, chunk, params, student, teacher, plan: _Plan):
         live = jax.lax.dynamic_slice_in_dim(plan.live, index * chunk, chunk, axis=1)
         slot = jnp.where(live[None], plan.slots[:, slot_index, at], width)  # [K, B, c]
         states = jnp.take_along_axis(padded, slot[..., None], axis=2)
-        rows = jax.tree.map(
-            lambda x: jnp.take_along_axis(x, at.reshape(at.shape + (1,) * (x.ndim - 2)), axis=1),
-            teacher,
-        )
+
+        def taken(x):
+            """Zeros for what only fills up the last chunk, its weight among them."""
+            along = (..., *(None,) * (x.ndim - 2))
+            found = jnp.take_along_axis(x, at[along], axis=1)
+            return jnp.where(live[along], found, jnp.zeros_like(found))
+
+        rows = jax.tree.map(taken, teacher)
         # What only fills up the last chunk is written nowhere.
         return jnp.where(live, at, total), slot, states, rows
 

@@ -28,7 +28,7 @@ from train.objectives.divergences import (
     mix_of_lk_lambda,
     soft_cross_entropy,
 )
-from train.objectives.teacher import DraftRows, Teacher, align
+from train.objectives.teacher import DraftRows, Teacher, align, shifted
 
 
 class Eagle3Batch(NamedTuple):
@@ -154,7 +154,7 @@ def unroll(model: Eagle3, batch: Eagle3Batch, steps: int) -> Float[Array, "K B R
             position, at = (jnp.take_along_axis(x, rows, axis=1) for x in (position, at))
             carried = jnp.take_along_axis(carried, rows[..., None], axis=1)
         with jax.named_scope(f"draft_step_{step}"):
-            token = jnp.take_along_axis(_shifted(batch.tokens, 1 + step), at, axis=1)
+            token = jnp.take_along_axis(shifted(batch.tokens, 1 + step), at, axis=1)
             rope = rotation(model.config.decoder.rope, position + step)
             x = carried
             for index, layer in enumerate(layers):
@@ -182,11 +182,6 @@ def unroll(model: Eagle3, batch: Eagle3Batch, steps: int) -> Float[Array, "K B R
                 normed = jnp.take_along_axis(normed, rows[..., None], axis=1)
             states.append(normed)
     return jnp.stack(states)
-
-
-def _shifted(x: Int[Array, "B T"], places: int) -> Int[Array, "B T"]:
-    """Row t gets entry t + places; 0 beyond the end."""
-    return jnp.pad(x[:, places:], ((0, 0), (0, min(places, x.shape[1]))))
 
 
 def _project(form: str, states, head) -> Float[Array, "*B V"]:

@@ -1,120 +1,170 @@
-"""Multi-token prediction: a target and its module, trained together from scratch.
+"""Multi-token prediction: one module run again and again, beside a frozen target or with it.
 
-Step 0 of the module reads the target's hidden state of position t and token t + 1, and predicts
-token t + 2; step k reads what step k - 1 carried from the same row and token t + 1 + k, and
-predicts token t + 2 + k. All rows of a step see each other causally.
+Row t of step k reads the state that step k - 1 carried from row t (step 0: the target's hidden
+state of position t) and the true token t + 1 + k, and predicts token t + 2 + k. It attends to what
+it would find when serving: the rows of step 0 up to its own, which are made from true states, and
+its own earlier guesses.
 
 References:
-    DeepSeek-V3, https://arxiv.org/abs/2412.19437, section 2.2: one step,
-    L = L_main + λ·L_mtp with λ = 0.3, then 0.1; embedding and head are shared.
+    DeepSeek-V3, https://arxiv.org/abs/2412.19437, section 2.2: one step, target and module
+    together, L = L_main + λ·L_mtp with λ = 0.3, then 0.1; embedding and head are shared.
     FastMTP, https://arxiv.org/abs/2509.18362: one module run for K = 3 steps, weights 0.6^k.
 """
 
-from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int
 
 from jspec.drafters.mtp import MTP
-from jspec.targets import Target
-from jspec.targets.mtp import MTPFamily
+from jspec.targets.rope import rotation
+from train.config import MTPObjective
+from train.objectives.attention import unrolled_attention
+from train.objectives.chunks import sum_chunks
+from train.objectives.divergences import acceptance_rate, soft_cross_entropy
+from train.objectives.teacher import DraftRows, align, shifted, supervised_rows
 
 
-@dataclass(frozen=True, kw_only=True)
-class MTPObjective:
-    """What a target and its module are trained for.
-
-    Attributes:
-        steps: K, how often the module is run.
-        weight: λ, of the module's loss beside the target's.
-        decay: step k weighs decay^k within it.
-    """
-
-    steps: int = 3
-    weight: float = 0.3
-    decay: float = 0.6
-
-    def __post_init__(self):
-        if self.steps < 1 or self.weight < 0 or not 0 < self.decay <= 1:
-            raise ValueError(
-                f"steps={self.steps}, weight={self.weight}, decay={self.decay}; expected at least "
-                "1, at least 0, and 0 < decay <= 1."
-            )
-
-
-class MTPFigures(NamedTuple):
-    """How well the next tokens are predicted; entry 0 is the target, entry k + 1 step k.
+class MTPBatch(NamedTuple):
+    """One step's input on the device.
 
     Attributes:
-        losses: cross-entropy in nats a token.
-        hits: share of rows whose likeliest token is the text's.
+        tokens: [B, T].
+        positions: in its text, for the rotation.
+        documents: texts sharing a sequence; -1 padding.
+        mask: supervised tokens.
+        rows: positions of the R rows that later steps run at; T for none. Every one of them where
+            the target is trained too.
+        hidden: of the target, after its final norm.
     """
 
-    losses: Float[Array, "K1"]
-    hits: Float[Array, "K1"]
+    tokens: Int[Array, "B T"]
+    positions: Int[Array, "B T"]
+    documents: Int[Array, "B T"]
+    mask: Bool[Array, "B T"]
+    rows: Int[Array, "B R"]
+    hidden: Float[Array, "B T E"]
 
 
 def mtp_loss(
-    target: Target,
-    params: PyTree,
-    module: PyTree,
-    family: MTPFamily,
-    tokens: Int[Array, "B T"],
-    objective: MTPObjective,
-) -> tuple[Float[Array, ""], MTPFigures]:
-    """Loss of a batch of whole texts.
+    draft: MTP, batch: MTPBatch, objective: MTPObjective, *, joint: bool
+) -> tuple[Float[Array, ""], DraftRows]:
+    """Loss of a batch, and what every draft row did.
+
+    The module's loss is Σ_k decay^k · L_k, each L_k a mean over its own rows. A target in training
+    has L_main + weight · Σ_k decay^k · L_k / Σ_k decay^k instead.
 
     Args:
-        target: the shape of the model.
-        params: of the target; embedding and head also serve the module, and learn from it.
-        module: parameters of an `MTPModule`.
-        family: of the module.
-        tokens: T at least K + 2.
-        objective: weights and number of steps.
+        draft: the module between the target's embedding and head.
+        batch: with the target's hidden states.
+        objective: weights, number of steps and labels.
+        joint: embedding, head and hidden states are trained too.
     """
-    width = tokens.shape[1]
-    if width < objective.steps + 2:
-        raise ValueError(
-            f"texts of {width} tokens have no label for step {objective.steps}; expected at least "
-            f"{objective.steps + 2}."
-        )
-    positions = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), tokens.shape)
-    hidden = target.forward(params, tokens, positions).hidden
-    draft = _draft(target, params, module, family)
-    seen = [_predict(target.logits(params, hidden), tokens, 1)]
-    carried = hidden
-    for step in range(objective.steps):
-        following = jnp.pad(tokens[:, step + 1 :], ((0, 0), (0, step + 1)))
+    steps, width = objective.num_steps, batch.tokens.shape[1]
+    student = unroll(draft, batch, steps)
+    supervised = supervised_rows(batch.mask, batch.documents)
+    slots, active = align(supervised, batch.documents, batch.rows, steps)
+    share = objective.decay ** jnp.arange(steps, dtype=jnp.float32)
+    scale = 1.0
+    if joint:
+        scale = objective.weight / share.sum()
+        share = jnp.concatenate([jnp.ones((1,), jnp.float32), share * scale])
+        text = _next(batch.mask, 1, False) & (_next(batch.documents, 1, -2) == batch.documents)
+        every = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), batch.tokens.shape)
+        student = jnp.concatenate([batch.hidden[None], student])
+        slots = jnp.concatenate([jnp.where(text, every, width)[None], slots])
+        active = jnp.concatenate([text[None], active])
+    size = jnp.maximum(active.sum(axis=(1, 2), dtype=jnp.float32), 1.0)
+    weight = active.astype(jnp.float32) * (share / size)[:, None, None]
+    teacher = {"label": shifted(batch.tokens, 1), "weight": weight.transpose(1, 2, 0)}
+    total, seen = sum_chunks(
+        partial(_chunk_loss, objective, joint),
+        [draft.head[...]] if joint else [],
+        student,
+        teacher if joint else teacher | {"hidden": batch.hidden},
+        [] if joint else [draft.head[...]],
+        slots,
+        active.any(axis=0),
+        chunk=max(1, objective.chunk // batch.tokens.shape[0]),
+    )
+    first = int(joint)
+    rows = {name: x[first:] for name, x in seen.items()}
+    rows["loss"] = rows["loss"] / scale
+    return total, DraftRows(
+        active=active[first:],
+        counted=active[first:],
+        outside=jnp.zeros_like(rows["loss"]),
+        text=seen["loss"][0] if joint else None,
+        **rows,
+    )
+
+
+def unroll(draft: MTP, batch: MTPBatch, steps: int) -> Float[Array, "K B R E"]:
+    """What the head reads after each step, at the batch's R rows."""
+    width = batch.tokens.shape[1]
+    every = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), batch.tokens.shape)
+    rows = jnp.minimum(batch.rows, width - 1)
+    position, at, carried = batch.positions, every, batch.hidden
+    module, block = draft.module, draft.module.block
+    cached: list[tuple[Array, Array]] = []
+    states = []
+    for step in range(steps):
+        if step == 1:  # from here on only the rows that predict something
+            position, at = (jnp.take_along_axis(x, rows, axis=1) for x in (position, at))
+            carried = jnp.take_along_axis(carried, rows[..., None], axis=1)
         with jax.named_scope(f"draft_step_{step}"):
-            carried, _ = draft(following, carried, positions + step, None, None)
-            seen.append(_predict(draft.logits(carried), tokens, step + 2))
-    losses, hits = (jnp.stack(parts) for parts in zip(*seen))
-    share = objective.decay ** jnp.arange(objective.steps, dtype=jnp.float32)
-    total = losses[0] + objective.weight * (losses[1:] * share / share.sum()).sum()
-    return total, MTPFigures(losses, hits)
+            token = jnp.take_along_axis(shifted(batch.tokens, 1 + step), at, axis=1)
+            x = module.inputs(carried, draft.embed(token), position + step)
+            rope = rotation(module.config.rope, position + step)
+            q, k, v = block.attention.project(block.input_norm(x), rope)
+            cached.append((k, v))
+            (first_k, first_v), *own = cached
+            mixed = unrolled_attention(
+                q,
+                first_k,
+                first_v,
+                [k for k, _ in own],
+                [v for _, v in own],
+                at,
+                batch.documents,
+            )
+            x = x + block.attention.o_proj(mixed.reshape(*mixed.shape[:2], -1))
+            x = x + block.mlp(block.post_attention_norm(x))
+            carried = module.carried(x)
+        normed = module.normed(carried)
+        if step == 0:
+            normed = jnp.take_along_axis(normed, rows[..., None], axis=1)
+        states.append(normed)
+    return jnp.stack(states)
 
 
-def _draft(target: Target, params: PyTree, module: PyTree, family: MTPFamily) -> MTP:
-    """The module between the very parameters of the target, so that gradients reach them."""
-    config = target.config
-    abstract = nnx.eval_shape(lambda: MTP(config, family, dtype=target.dtype))
-    shared = params["embedding"], params["embedding" if config.tie_embeddings else "head"]
-    flat = [
-        (("embedding",), shared[0]),
-        (("head",), shared[1]),
-        *((("module", *path), variable) for path, variable in nnx.to_flat_state(module)),
-    ]
-    return nnx.merge(nnx.graphdef(abstract), nnx.from_flat_state(flat))
+def _chunk_loss(objective: MTPObjective, joint: bool, heads, states, rows, fixed_heads):
+    """A `ChunkLoss`; in joint training the first of the states is the target's own."""
+    (head,) = [*heads, *fixed_heads]
+    logits = _project("kbce,ve->kbcv", states, head)
+    target = logits[:1] if joint else _project("bce,ve->bcv", rows["hidden"], head)[None]
+    target = jax.lax.stop_gradient(target)
+    log_q = jax.nn.log_softmax(logits, axis=-1)
+    label = jnp.broadcast_to(rows["label"][None, ..., None], (*log_q.shape[:-1], 1))
+    far = -jnp.take_along_axis(log_q, label, axis=-1)[..., 0]
+    if objective.labels == "soft":
+        soft = soft_cross_entropy(target, log_q)
+        far = jnp.concatenate([far[:1], soft[1:]]) if joint else soft
+    loss = rows["weight"].transpose(2, 0, 1) * far
+    hit = jnp.argmax(logits, axis=-1) == jnp.argmax(target, axis=-1)
+    seen = {
+        "loss": loss,
+        "hit": hit.astype(jnp.float32),
+        "overlap": acceptance_rate(jax.nn.softmax(target, axis=-1), log_q),
+    }
+    return loss.sum(), seen
 
 
-def _predict(
-    logits: Float[Array, "B T V"], tokens: Int[Array, "B T"], ahead: int
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Mean cross-entropy and hit rate of row t's prediction of token t + ahead."""
-    logits, label = logits[:, :-ahead], tokens[:, ahead:]
-    own = jnp.take_along_axis(logits, label[:, :, None], axis=-1)[:, :, 0]
-    loss = (jax.nn.logsumexp(logits, axis=-1) - own).mean()
-    return loss, (jnp.argmax(logits, axis=-1) == label).mean(dtype=jnp.float32)
+def _next(x: Array, places: int, empty) -> Array:
+    return jnp.pad(x[:, places:], ((0, 0), (0, places)), constant_values=empty)
+
+
+def _project(form: str, states, head) -> Float[Array, "*B V"]:
+    return jnp.einsum(form, states, head, preferred_element_type=jnp.float32)

@@ -34,6 +34,7 @@ class DraftRows(NamedTuple):
         hit: the draft's likeliest token is the target's.
         overlap: Σ min(p, q), the rate at which sampled drafts are accepted.
         outside: target probability outside the draft vocabulary.
+        text: the target's own share in the total, [B, T], where it is trained too.
     """
 
     active: Bool[Array, "K B T"]
@@ -42,6 +43,7 @@ class DraftRows(NamedTuple):
     hit: Float[Array, "K B T"]
     overlap: Float[Array, "K B T"]
     outside: Float[Array, "K B T"]
+    text: Float[Array, "B T"] | None = None
 
 
 def look(
@@ -142,3 +144,8 @@ def supervised_rows(mask: Bool[Array, "B T"], documents: Int[Array, "B T"]) -> B
         return jnp.pad(x[:, 2:], ((0, 0), (0, 2)), constant_values=empty)
 
     return ahead(mask, False) & (ahead(documents, -2) == documents)
+
+
+def shifted(x: Int[Array, "B T"], places: int) -> Int[Array, "B T"]:
+    """Row t gets entry t + places; 0 beyond the end."""
+    return jnp.pad(x[:, places:], ((0, 0), (0, min(places, x.shape[1]))))
