@@ -141,6 +141,26 @@ Examples:
   jspec generate --target ./model --drafter ./heads --tree tree.json --prompt "Hello"
 """,
     ),
+    "plan": Command(
+        options="Plan",
+        module="jspec.commands.plan",
+        summary="find the tree that would be fastest, on paper or measured",
+        description="""\
+Find the tree that would be fastest, on paper or measured.
+  On paper a pass takes as long as a datasheet's bandwidth and speed allow for
+  what its shapes read and multiply; real passes take longer, their ratios are
+  about right. What a round emits follows from the acceptance by depth.
+  --measure counts and times all of that on this machine instead, and compares
+  the speedup it predicts for the best tree with the one that is measured.
+
+Examples:
+  jspec plan --target llama-3-8b --drafter eagle3 --hardware h100
+  jspec plan --target llama-3-8b --drafter llama-3.2-1b --hardware h100 --acceptance 0.7,0.7,0.7
+  jspec plan --target deepseek-v3 --drafter mtp --hardware h200 --devices 8 --dtype float8 \\
+      --batch 32
+  jspec plan --target smollm2-135m --drafter ngram --measure
+""",
+    ),
     "fetch": Command(
         options="Fetch",
         module="jspec.commands.fetch",

@@ -56,14 +56,14 @@ def run(options: Bench) -> int:
     )
     prompts = encode_all(plain, requests, options.chat)
     comparison = Comparison(plain, speculative, prompts, sampling, measure.batch)
-    with _progress() as progress:
+    with progress_bar() as progress:
         comparison.measure(measure.repeats, progress)
     figures = comparison.figures() | {
         "simulated": options.model.simulate_accept_length is not None,
         "prompts": by_prompt(comparison, [request.id for request in requests]),
         "peak_memory_bytes": comparison.peak_memory,
         "settings": _settings(options, speculative),
-        "machine": _machine(),
+        "machine": machine_facts(),
     }
     to_stdout = measure.json is not None and str(measure.json) == "-"
     print_table(figures, PlainConsole(stderr=to_stdout))
@@ -86,7 +86,7 @@ def _check(options: Bench) -> None:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[str, float], None]]:
+def progress_bar() -> Iterator[Callable[[str, float], None]]:
     """A bar on a terminal, a line per stage elsewhere; on stderr."""
     if not sys.stderr.isatty():
         seen: set[str] = set()
@@ -131,7 +131,7 @@ def _name(path: Path | None) -> str:
     return "built-in" if path is None else str(path)
 
 
-def _machine() -> dict[str, Any]:
+def machine_facts() -> dict[str, Any]:
     device = jax.devices()[0]
     return {
         "device": device.device_kind,

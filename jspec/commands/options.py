@@ -334,3 +334,121 @@ class TuneTree:
     model: HeadsFlags
     search: SearchFlags = field(default_factory=SearchFlags)
     chat: ChatFlags = field(default_factory=ChatFlags)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanModels:
+    """The two models.
+
+    Attributes:
+        target: on paper: a name such as llama-3-8b, qwen3-8b, deepseek-v3 or smollm2-135m (a wrong
+            one lists them all), or a folder with a config.json, whose weights are not needed. With
+            --measure whatever `jspec generate` takes.
+        drafter: on paper: eagle, eagle3, medusa, medusa-shared (one projection for all heads), mtp
+            or ngram, their shapes derived from the target's; or a model as for --target that drafts
+            by itself. With --measure whatever `jspec generate` takes.
+        dtype: of weights and products: float8, bfloat16 or float32; with --measure float32 or
+            bfloat16.
+        draft_vocab: on paper: rows of the drafter's head.
+        compilation_cache: with --measure: as for `jspec generate`.
+    """
+
+    target: Annotated[str, arg(metavar="MODEL")]
+    drafter: Annotated[str, arg(metavar="NAME")]
+    dtype: Annotated[
+        str | None, _default("bfloat16; with --measure float32 on CPU, else bfloat16", "DTYPE")
+    ] = None
+    draft_vocab: Annotated[int | None, _default("32000 for eagle3, else all", "INT")] = None
+    compilation_cache: Annotated[bool, _default("on")] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanHardware:
+    """Where it would run, and with how much at a time.
+
+    Attributes:
+        hardware: on paper: a100, h100, h200, b200, tpu-v5e, tpu-v5p or tpu-v6e at their
+            datasheets' peaks, or this-machine, whose bandwidth and speed are measured first.
+        devices: on paper: this many that share the model evenly; communication is taken as free.
+        batch: texts side by side.
+        context: on paper: tokens of each text so far.
+    """
+
+    hardware: Annotated[str | None, _hint("NAME")] = None
+    devices: Annotated[int | None, _default("1", "INT")] = None
+    batch: int = 1
+    context: Annotated[int | None, _default("1024", "INT")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanAcceptance:
+    """How often guesses are right, on paper; --measure counts it.
+
+    Attributes:
+        acceptance: of a chain, by depth: the share of first guesses that are right where those
+            before were, such as 0.8,0.75,0.7. No deeper tree is considered. An assumption has to do
+            where it is left out.
+        siblings: what a tree's further children are worth: of the places where a node's first child
+            is wrong, the share where the second, third, … is right, such as 0.35,0.15,0.08. The
+            default assumes that each is right about 0.28 of what those before it missed, which is
+            what the step from EAGLE's chain to its tree says.
+    """
+
+    acceptance: Annotated[str | None, _default("0.7 at each of 8 depths", "B1,B2,...")] = None
+    siblings: Annotated[str | None, _default("0.28,0.2,0.15,...", "S1,S2,...")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanTrees:
+    """Which trees are considered: every combination that can exist.
+
+    Attributes:
+        num_steps: levels below the root, such as 3,5.
+        topk: children kept per node; 1 means a chain.
+        num_nodes: nodes verified a round, the root included; chains have num_steps + 1.
+        rows: of the table, the fastest trees; --json has all.
+        json: write everything to this file, or - for stdout.
+    """
+
+    num_steps: Annotated[str | None, _default("1,2,3,4,5,6,7,8", "N,...")] = None
+    topk: Annotated[str | None, _default("1,2,4,8", "K,...")] = None
+    num_nodes: Annotated[
+        str | None, _default("4,6,8,12,16,24,32,48,64; measured on a CPU to 16", "T,...")
+    ] = None
+    rows: int = 10
+    json: Annotated[Path | None, _default("a table only", "OUT")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanMeasure:
+    """Measuring instead of reckoning.
+
+    Attributes:
+        measure: decode real prompts on this machine: count acceptance, time passes of several
+            widths and drafts of several sizes, plan with that, and then run the best tree against
+            plain decoding to see whether the plan was right.
+        prompts: a JSONL file as for `jspec generate`, or - for stdin.
+        limit: only this many prompts, the first ones.
+        max_new_tokens: at most this many tokens are generated for each.
+        temperature: 0 is greedy.
+        repeats: measured runs of every prompt, plain and with the best tree.
+    """
+
+    measure: Switch = False
+    prompts: Annotated[Path | None, _default("four built-in ones", "FILE")] = None
+    limit: Annotated[int | None, _default("all", "INT")] = None
+    max_new_tokens: Annotated[int | None, _default("64", "INT")] = None
+    temperature: Annotated[float | None, _default("0", "FLOAT")] = None
+    repeats: Annotated[int | None, _default("3", "INT")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Options of `jspec plan`."""
+
+    model: PlanModels
+    place: PlanHardware = field(default_factory=PlanHardware)
+    acceptance: PlanAcceptance = field(default_factory=PlanAcceptance)
+    trees: PlanTrees = field(default_factory=PlanTrees)
+    measure: PlanMeasure = field(default_factory=PlanMeasure)
+    chat: ChatFlags = field(default_factory=ChatFlags)

@@ -19,7 +19,7 @@ from jaxtyping import Array
 
 from jspec.drafters import Proposal
 from jspec.engine import Engine
-from jspec.engine.state import DecodeState
+from jspec.engine.state import DecodeState, LastRound
 from jspec.engine.step import Round, lone_root
 from jspec.trees import Tree, build
 
@@ -154,6 +154,16 @@ class StageTimer:
         start = time.perf_counter()
         result = jax.block_until_ready(program(self.state, self.engine.params, *arguments))
         return time.perf_counter() - start, result
+
+
+def at_tree(state: DecodeState, round_: Round) -> DecodeState:
+    """The same generation for the stages of a round with another tree; all else must be the same.
+
+    Only what is kept of the last round has the tree's shape.
+    """
+    slots = state.lengths.shape[0]
+    last = LastRound.empty(slots, round_.num_nodes, round_.path_width)
+    return dataclasses.replace(state, last=last)
 
 
 def stand_in(state: DecodeState, round_: Round, width: int) -> Tree:

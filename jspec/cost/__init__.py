@@ -30,7 +30,7 @@ from jspec.cost.planner import (
     Plan,
     Roofline,
     make_plan,
-    plan_break_even,
+    plan_paying_batches,
     tree_grid,
 )
 from jspec.cost.shapes import PRESETS, ModelShape, find_shape
@@ -40,6 +40,7 @@ from jspec.cost.speedup import (
     break_even_batch,
     constant_cost_speedup,
     lost_to_drafting,
+    paying_batches,
 )
 
 __all__ = [
@@ -78,7 +79,8 @@ __all__ = [
     "mtp",
     "network",
     "ngram",
-    "plan_break_even",
+    "paying_batches",
+    "plan_paying_batches",
     "relative_cost",
     "standalone",
     "target_pass",

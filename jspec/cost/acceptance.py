@@ -106,13 +106,13 @@ class Acceptance:
                 f"num_steps={num_steps}, but acceptance is known for {len(self.by_depth)} depths."
             )
         if self.siblings is None:
-            shares = [CATCH * (1 - CATCH) ** rank for rank in range(topk - 1)]
+            shares = geometric_siblings(CATCH, topk - 1)
         elif topk - 1 > len(self.siblings):
             raise ValueError(
                 f"topk={topk}, but acceptance is known for {self.max_topk} children of a node."
             )
         else:
-            shares = list(self.siblings[: topk - 1])
+            shares = self.siblings[: topk - 1]
         first = np.asarray(self.by_depth[:num_steps], np.float64)[:, None]
         table = np.concatenate([first, (1 - first) * np.asarray(shares)[None, :]], axis=1)
         return np.minimum.accumulate(table, axis=1)
@@ -138,6 +138,36 @@ class Acceptance:
         for path in expand(table, config).choices:
             reached[len(path)] += float(np.prod([table[d, r] for d, r in enumerate(path)]))
         return [now / before if before else 0.0 for before, now in pairwise(reached)]
+
+
+def geometric_siblings(catch: float, count: int) -> tuple[float, ...]:
+    """s_1 … s_count where each guess is right about `catch` of what those before it missed."""
+    return tuple(catch * (1 - catch) ** rank for rank in range(count))
+
+
+def fit_siblings(
+    by_depth: Sequence[float], draft_rate: float, tree: TreeConfig, accept_length: float
+) -> tuple[float, ...]:
+    """The geometric shares with which `Acceptance` gives a tree the E that was measured.
+
+    Found among catches of 0, 0.01, … 1. What the one number stands for is more than siblings: that
+    a tree shaped by the drafter's own scores is better than one of averages counts there too.
+
+    Args:
+        by_depth, draft_rate: of a chain, measured.
+        tree: another tree, on the same prompts.
+        accept_length: E that it reached.
+
+    Returns:
+        s_1 … s_{topk-1}.
+    """
+
+    def off(catch: float) -> float:
+        siblings = geometric_siblings(catch, tree.topk - 1)
+        known = Acceptance(by_depth=tuple(by_depth), siblings=siblings, draft_rate=draft_rate)
+        return abs(known.accept_length(tree) - accept_length)
+
+    return geometric_siblings(min((i / 100 for i in range(101)), key=off), tree.topk - 1)
 
 
 def expand(table: np.ndarray, config: TreeConfig) -> StaticTree:

@@ -17,6 +17,17 @@ THIS_MACHINE = "this-machine"
 """The name under which `find_hardware` measures."""
 
 
+def number_bytes(dtype: str) -> int:
+    """Bytes of a number.
+
+    Raises:
+        ValueError: not one of `DTYPES`.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype={dtype!r}; expected {', '.join(DTYPES)}.")
+    return DTYPES[dtype]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
     """One device, or several that share a model.
@@ -44,8 +55,7 @@ class Hardware:
         Raises:
             ValueError: no such dtype, or no figure for it here.
         """
-        if dtype not in DTYPES:
-            raise ValueError(f"dtype={dtype!r}; expected {', '.join(DTYPES)}.")
+        number_bytes(dtype)  # refuses what is not one
         found = getattr(self, dtype)
         if found is None:
             known = ", ".join(name for name in DTYPES if getattr(self, name) is not None)

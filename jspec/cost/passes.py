@@ -8,7 +8,7 @@ rotations are not counted.
 
 from dataclasses import dataclass
 
-from jspec.cost.hardware import DTYPES, Hardware
+from jspec.cost.hardware import Hardware, number_bytes
 from jspec.cost.shapes import ModelShape
 
 
@@ -108,14 +108,13 @@ class Network:
         Raises:
             ValueError: a dtype that is not known.
         """
-        if dtype not in DTYPES:
-            raise ValueError(f"dtype={dtype!r}; expected {', '.join(DTYPES)}.")
+        each = number_bytes(dtype)
         tokens, seen = batch * nodes, context + nodes
         used = self.expert_layers * self.experts_per_token * self.expert_params
         logits = batch * (nodes if logit_nodes is None else logit_nodes)
         return PassCost(
-            weight_bytes=float(DTYPES[dtype] * self.weights_read(tokens)),
-            cache_bytes=float(max(DTYPES[dtype], 2) * batch * seen * self.cache_numbers),
+            weight_bytes=float(each * self.weights_read(tokens)),
+            cache_bytes=float(max(each, 2) * batch * seen * self.cache_numbers),
             operations=float(
                 2 * tokens * (self.body + used)
                 + 2 * logits * self.head
@@ -177,4 +176,5 @@ def memory_needed(
 ) -> float:
     """Bytes of the weights and of B slots' caches of S tokens; nothing else."""
     cached = batch * context * shape.config.num_layers * shape.layer_cache_numbers
-    return float(DTYPES[dtype] * shape.num_params + max(DTYPES[dtype], 2) * cached)
+    each = number_bytes(dtype)
+    return float(each * shape.num_params + max(each, 2) * cached)

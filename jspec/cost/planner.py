@@ -9,7 +9,7 @@ from jspec.cost.drafting import DrafterShape
 from jspec.cost.hardware import Hardware
 from jspec.cost.passes import memory_needed, target_pass
 from jspec.cost.shapes import ModelShape
-from jspec.cost.speedup import RoundTime, break_even_batch
+from jspec.cost.speedup import RoundTime, paying_batches
 from jspec.trees import MAX_NODES, TreeConfig
 
 REST_SECONDS = 10e-6
@@ -89,7 +89,7 @@ class Roofline(Times):
         if needed > self.hardware.memory:
             raise ValueError(
                 f"{self.target.name} in {self.dtype} needs {needed / 1e9:,.1f} GB for weights and "
-                f"{batch} caches of {self.context} tokens, {self.hardware.name} has "
+                f"caches of {batch} x {self.context} tokens, {self.hardware.name} has "
                 f"{self.hardware.memory / 1e9:,.0f} GB; take more devices, or lower batch, context "
                 "or dtype."
             )
@@ -216,13 +216,13 @@ def make_plan(
     )
 
 
-def plan_break_even(
+def plan_paying_batches(
     trees: Sequence[TreeConfig], times: Times, acceptance: Acceptance, *, limit: int = 1024
-) -> int | None:
-    """The first batch at which no tree pays, whatever its shape; None up to the limit."""
+) -> list[tuple[int, int]]:
+    """Batches at which some tree pays, whatever its shape; see `paying_batches`."""
     known = [(tree, acceptance.accept_length(tree)) for tree in trees]
 
     def pays(batch: int) -> bool:
         return any(times.round_time(tree, batch).speedup(e) > 1 for tree, e in known)
 
-    return break_even_batch(pays, limit)
+    return paying_batches(pays, limit)

@@ -1,8 +1,9 @@
 """Speed against plain decoding, from E and the times of a round's parts."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,29 +77,67 @@ class VerifyTimes:
         Raises:
             ValueError: T outside what was measured.
         """
-        known = sorted(self.seconds)
-        if not known[0] <= nodes <= known[-1]:
-            raise ValueError(f"{nodes} nodes; t_V was measured from {known[0]} to {known[-1]}.")
-        place = bisect_left(known, nodes)
-        high = known[place]
-        if high == nodes:
-            return self.seconds[nodes]
-        low = known[place - 1]
-        part = (nodes - low) / (high - low)
-        return (1 - part) * self.seconds[low] + part * self.seconds[high]
+        return interpolate(self.seconds, nodes, "t_V", "nodes")
 
 
-def break_even_batch(pays: Callable[[int], bool], limit: int = 1024) -> int | None:
-    """The first batch at which speculation no longer pays.
+def interpolate(points: Mapping[int, float], at: int, name: str, unit: str) -> float:
+    """Between the two nearest points, linearly.
 
-    Every batch from 1 up is tried, since the speedup may rise again where long contexts make the
-    cache the larger part of what is read.
+    Args:
+        points: known values by place.
+        at: the place asked for.
+        name, unit: of value and place, for messages.
+
+    Raises:
+        ValueError: a place outside the points.
+    """
+    known = sorted(points)
+    if not known[0] <= at <= known[-1]:
+        raise ValueError(f"{at} {unit}; {name} was measured from {known[0]} to {known[-1]}.")
+    place = bisect_left(known, at)
+    high = known[place]
+    if high == at:
+        return points[at]
+    low = known[place - 1]
+    part = (at - low) / (high - low)
+    return (1 - part) * points[low] + part * points[high]
+
+
+def paying_batches(pays: Callable[[int], bool], limit: int = 1024) -> list[tuple[int, int]]:
+    """Batches at which speculation pays, as runs (first, last).
+
+    There may be gaps: with routed experts a few slots' trees read many more experts than the slots
+    alone, and many slots' trees hardly any more; and long contexts make the cache, which a tree
+    does not enlarge, the larger part of what is read. Four batches an octave are tried, and where
+    two neighbours differ the edge between them is searched.
 
     Args:
         pays: whether the speedup of a batch is above 1.
         limit: largest batch tried.
-
-    Returns:
-        None where it pays up to the limit.
     """
-    return next((batch for batch in range(1, limit + 1) if not pays(batch)), None)
+    octaves = limit.bit_length()
+    tried = sorted({min(round(2 ** (step / 4)), limit) for step in range(4 * octaves + 1)})
+    known = [pays(batch) for batch in tried]
+    runs: list[tuple[int, int]] = []
+    first = tried[0]
+    for (low, high), (here, there) in zip(pairwise(tried), pairwise(known)):
+        if here == there:
+            continue
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if pays(middle) == here else (low, middle)
+        if here:
+            runs.append((first, low))
+        first = high
+    return [*runs, (first, limit)] if known[-1] else runs
+
+
+def break_even_batch(runs: Sequence[tuple[int, int]], limit: int) -> int | None:
+    """The batch from which on speculation no longer pays; None where it pays at the limit.
+
+    Args:
+        runs: from `paying_batches`.
+        limit: as there.
+    """
+    last = runs[-1][1] if runs else 0
+    return last + 1 if last < limit else None

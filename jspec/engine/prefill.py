@@ -13,7 +13,6 @@ from jspec.engine.step import Round, append_tokens
 from jspec.sampling import History, LogprobLog, choose_tokens, process_logits
 from jspec.targets import Prefix
 from jspec.targets.masks import causal_bits
-from jspec.trees import build
 
 MAX_CHUNK = 512
 """Prompt tokens a pass; longer prompts take several."""
@@ -63,8 +62,6 @@ def empty_state(
         logprobs: report those of emitted tokens and of this many likeliest ones.
     """
     slots = tokens.shape[0]
-    empty = jnp.zeros((slots, round_.num_nodes), jnp.int32)
-    no_draft = jnp.zeros(empty.shape, bool)
     drafter = round_.drafter
     return DecodeState(
         tokens=tokens,
@@ -74,11 +71,7 @@ def empty_state(
         reason=jnp.where(requests.prompt_lengths > 0, RUNNING, STOPPED).astype(jnp.int32),
         requests=requests,
         log=RoundLog.empty(slots, max_rounds),
-        last=LastRound(
-            build(empty, empty, no_draft),
-            jnp.zeros((slots, round_.path_width), jnp.int32),
-            jnp.zeros((slots,), jnp.int32),
-        ),
+        last=LastRound.empty(slots, round_.num_nodes, round_.path_width),
         history=(
             History.of_prompts(tokens, requests.prompt_lengths, round_.target.config.vocab_size)
             if requests.shaping.looks_back

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from jspec.sampling import History, LogprobLog, Shaping
 from jspec.targets import KVCache
-from jspec.trees.tree import AnyArray, Tree
+from jspec.trees.tree import AnyArray, Tree, build
 
 RUNNING, STOPPED, LENGTH, FAILED = 0, 1, 2, 3
 """Why a slot is done: still running, a stop token, a limit, no token was possible."""
@@ -96,6 +96,13 @@ class LastRound:
     tree: Tree
     path: Int[AnyArray, "B P"]
     path_length: Int[AnyArray, "B"]
+
+    @classmethod
+    def empty(cls, batch: int, nodes: int, path_width: int) -> "LastRound":
+        """No round yet, of trees of so many nodes."""
+        no_node = jnp.zeros((batch, nodes), jnp.int32)
+        tree = build(no_node, no_node, jnp.zeros(no_node.shape, bool))
+        return cls(tree, jnp.zeros((batch, path_width), jnp.int32), jnp.zeros((batch,), jnp.int32))
 
 
 @jax.tree_util.register_dataclass

@@ -10,7 +10,7 @@ T = ("--no-compilation-cache", "--target")
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        ((), "expected a command: generate, bench, batch, export, tune-tree, fetch"),
+        ((), "expected a command: generate, bench, batch, export, tune-tree, plan, fetch"),
         (
             ("translate",),
             "no command 'translate': expected generate, bench, batch, export, tune-tree",
@@ -28,7 +28,9 @@ def test_words_that_cannot_be_read(jspec_fails, argv, says):
     assert says in jspec_fails(*argv)
 
 
-@pytest.mark.parametrize("command", ["generate", "bench", "batch", "export", "tune-tree", "fetch"])
+@pytest.mark.parametrize(
+    "command", ["generate", "bench", "batch", "export", "tune-tree", "plan", "fetch"]
+)
 def test_unreadable_words_point_to_the_help(jspec_fails, command):
     assert f"jspec {command} --help" in jspec_fails(command, "--nonsense")
 

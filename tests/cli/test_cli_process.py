@@ -36,7 +36,9 @@ def test_help_and_version_need_no_jax(argv):
     assert "jspec" in done.stdout
 
 
-@pytest.mark.parametrize("command", ["generate", "bench", "batch", "export", "tune-tree", "fetch"])
+@pytest.mark.parametrize(
+    "command", ["generate", "bench", "batch", "export", "tune-tree", "plan", "fetch"]
+)
 def test_help_has_examples(jspec_run, command):
     shown = jspec_run(command, "--help")
     assert f"Examples:\n  jspec {command} " in shown

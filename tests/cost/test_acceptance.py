@@ -2,12 +2,14 @@
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from jspec.cost import Acceptance, accept_length_by_depth, chain_accept_length, expand
 from jspec.trees import TreeConfig, chain
 from jspec.trees.search import best_tree, expected_accept_length
+
+unhurried = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 chances = st.one_of(st.just(0.0), st.floats(0.001, 1))
 betas = st.lists(chances, min_size=1, max_size=6)
@@ -24,6 +26,7 @@ def trees(draw, max_steps: int = 5):
     return TreeConfig(num_steps=steps, topk=topk, num_nodes=nodes)
 
 
+@unhurried
 @given(chances, st.integers(1, 10))
 def test_equal_acceptance_gives_the_closed_form(alpha, steps):
     by_depth = accept_length_by_depth([alpha] * steps)
@@ -31,6 +34,7 @@ def test_equal_acceptance_gives_the_closed_form(alpha, steps):
     assert 1 <= by_depth <= steps + 1
 
 
+@unhurried
 @given(betas)
 def test_a_chain_is_a_tree_of_topk_one(values):
     acceptance = Acceptance(by_depth=tuple(values))
@@ -42,6 +46,7 @@ def test_a_chain_is_a_tree_of_topk_one(values):
         assert found == pytest.approx(value if known else 0.0)
 
 
+@unhurried
 @given(trees(), st.lists(chances, min_size=5, max_size=5))
 def test_depths_of_a_tree_add_up(tree, values):
     acceptance = Acceptance(by_depth=tuple(values))
@@ -50,6 +55,7 @@ def test_depths_of_a_tree_add_up(tree, values):
     assert 1 <= whole <= tree.num_steps + 1
 
 
+@unhurried
 @given(trees(), st.lists(chances, min_size=5, max_size=5))
 def test_no_expansion_beats_the_best_tree(tree, values):
     table = Acceptance(by_depth=tuple(values)).table(tree.num_steps, tree.topk)
@@ -62,6 +68,7 @@ def test_no_expansion_beats_the_best_tree(tree, values):
         assert expected == pytest.approx(limit)
 
 
+@unhurried
 @given(trees(), st.lists(chances, min_size=5, max_size=5))
 def test_a_larger_tree_of_the_same_bounds_accepts_no_less(tree, values):
     acceptance = Acceptance(by_depth=tuple(values))
@@ -70,6 +77,7 @@ def test_a_larger_tree_of_the_same_bounds_accepts_no_less(tree, values):
     assert acceptance.accept_length(tree) <= acceptance.accept_length(larger) + 1e-12
 
 
+@unhurried
 @given(st.integers(2, 4), st.integers(1, 5), st.lists(chances, min_size=5, max_size=5))
 def test_a_chain_never_beats_the_tree_that_holds_it(topk, steps, values):
     acceptance = Acceptance(by_depth=tuple(values))
@@ -78,6 +86,7 @@ def test_a_chain_never_beats_the_tree_that_holds_it(topk, steps, values):
     assert one <= acceptance.accept_length(tree) + 1e-12
 
 
+@unhurried
 @given(chances, st.integers(1, 8))
 def test_siblings_are_ordered(value, topk):
     row = Acceptance(by_depth=(value,)).table(1, topk)[0]
@@ -87,6 +96,7 @@ def test_siblings_are_ordered(value, topk):
     assert list(given_shares[0]) == sorted(given_shares[0], reverse=True)
 
 
+@unhurried
 @given(trees(), chances)
 def test_rounds_without_a_draft(tree, rate):
     always = Acceptance(by_depth=(0.6,) * 5)

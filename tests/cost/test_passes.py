@@ -1,17 +1,20 @@
 """Bytes, operations and the roofline."""
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jspec.cost import HARDWARE, PRESETS, find_drafter, find_shape, network, target_pass
 from jspec.cost.hardware import Hardware, find_hardware, measure_hardware
 from jspec.cost.passes import distinct_experts, memory_needed
 
+unhurried = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
 names = st.sampled_from(sorted(PRESETS))
 batches, widths, contexts = st.integers(1, 64), st.integers(1, 64), st.integers(0, 4096)
 
 
+@unhurried
 @given(names, batches, widths, contexts)
 def test_a_pass_is_a_sum_over_its_parts(name, batch, nodes, context):
     shape = find_shape(name)
@@ -27,6 +30,7 @@ def test_a_pass_is_a_sum_over_its_parts(name, batch, nodes, context):
     assert cost.bytes == cost.weight_bytes + cost.cache_bytes
 
 
+@unhurried
 @given(names, batches, widths, contexts, st.sampled_from(["bfloat16", "float32"]))
 def test_the_slower_of_the_two_decides(name, batch, nodes, context, dtype):
     cost = target_pass(find_shape(name), batch=batch, nodes=nodes, context=context, dtype=dtype)
@@ -37,6 +41,7 @@ def test_the_slower_of_the_two_decides(name, batch, nodes, context, dtype):
     assert (cost.bound(hardware) == "memory") == (multiplying < reading)
 
 
+@unhurried
 @given(names, batches, widths)
 def test_more_nodes_never_cost_less(name, batch, nodes):
     shape, hardware = find_shape(name), HARDWARE["a100"]
@@ -47,6 +52,7 @@ def test_more_nodes_never_cost_less(name, batch, nodes):
     assert narrow <= wide
 
 
+@unhurried
 @given(st.integers(1, 512), st.integers(1, 8))
 def test_distinct_experts(tokens, per_token):
     found = distinct_experts(256, per_token, tokens)

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jspec.cost import (
@@ -18,15 +18,18 @@ from jspec.cost import (
     find_shape,
     make_plan,
     mask_bytes,
-    plan_break_even,
+    paying_batches,
+    plan_paying_batches,
     tree_grid,
 )
 from jspec.trees import TreeConfig
 from pallas_kernels.masks import from_qlen_only, to_full, to_packed, to_qlen_only
 
+unhurried = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
 TARGET = find_shape("llama-3-8b")
 SEVEN = Acceptance(by_depth=(0.7,) * 8)
-GRID = list(tree_grid())
+GRID = list(tree_grid(steps=(1, 3, 5, 7), topks=(1, 4), nodes=(6, 8, 16, 32)))
 
 
 def roofline(drafter: str = "eagle3", **changes) -> Roofline:
@@ -34,6 +37,7 @@ def roofline(drafter: str = "eagle3", **changes) -> Roofline:
     return Roofline(target=TARGET, drafter=find_drafter(drafter, TARGET), **settings)
 
 
+@unhurried
 @given(st.floats(1, 8), st.floats(0.001, 1), st.integers(1, 8))
 def test_the_constant_formula_is_a_round_whose_verify_pass_is_free(expected, cost, steps):
     time = RoundTime(plain=1.0, draft=steps * cost, verify=1.0)
@@ -50,15 +54,37 @@ def test_measured_times_are_linear_between_points():
         VerifyTimes({2: 1.0})
 
 
-def test_break_even_is_the_first_that_does_not_pay():
-    assert break_even_batch(lambda batch: batch < 10) == 10
-    assert break_even_batch(lambda batch: batch != 3) == 3
-    assert break_even_batch(lambda batch: True, limit=5) is None
+@pytest.mark.parametrize(
+    ("paying", "runs", "even"),
+    [
+        ({1, 2, 3}, [(1, 3)], 4),
+        ({1, 4, 5}, [(1, 1), (4, 5)], 6),
+        (set(range(1, 9)), [(1, 8)], None),
+        ({3, 8}, [(3, 3), (8, 8)], None),
+        (set(), [], 1),
+    ],
+    ids=str,
+)
+def test_where_speculation_pays(paying, runs, even):
+    found = paying_batches(lambda batch: batch in paying, limit=8)
+    assert found == runs
+    assert break_even_batch(found, 8) == even
+
+
+@unhurried
+@given(st.integers(1, 900), st.integers(1, 900))
+def test_edges_are_found_among_many(one, other):
+    first, last = sorted((one, other))
+    found = paying_batches(lambda batch: not first <= batch <= last, limit=900)
+    wide = last - first > first / 2  # a narrower gap may lie between two batches that are tried
+    expected = [(1, first - 1)] * (first > 1) + [(last + 1, 900)] * (last < 900)
+    assert found == expected or (not wide and found == [(1, 900)])
 
 
 def test_every_tree_of_the_grid_exists_once_and_uses_its_levels():
-    assert len(set(GRID)) == len(GRID) > 50
-    for tree in GRID:
+    grid = list(tree_grid())
+    assert len(set(grid)) == len(grid) > 50
+    for tree in grid:
         assert tree.num_nodes > tree.num_steps
     assert {tree.topk for tree in tree_grid(max_topk=2)} == {1, 2}
     assert max(tree.num_steps for tree in tree_grid(max_steps=3)) == 3
@@ -87,18 +113,18 @@ def test_large_batches_want_smaller_trees_and_in_the_end_none():
     assert sizes[0] > sizes[-1]
     assert "memory-bound" in times.reason(TreeConfig(), 1)
     assert "compute-bound" in times.reason(TreeConfig(), 256)
-    limit = plan_break_even(GRID, times, SEVEN)
-    assert limit is not None
-    assert make_plan(GRID, times, SEVEN, batch=limit - 1).best.speedup > 1
-    assert make_plan(GRID, times, SEVEN, batch=limit).best.speedup <= 1
+    ((first, last),) = plan_paying_batches(GRID, times, SEVEN)
+    assert first == 1
+    assert make_plan(GRID, times, SEVEN, batch=last).best.speedup > 1
+    assert make_plan(GRID, times, SEVEN, batch=last + 1).best.speedup <= 1
 
 
 def test_long_contexts_put_break_even_off():
     """Beyond the ridge a verify pass pays for its operations, unless the cache is what is read."""
-    short = plan_break_even(GRID, roofline(), SEVEN)
-    long = plan_break_even(GRID, roofline(context=2048), SEVEN)
-    assert short is not None
-    assert long is None or long > short
+    few = list(tree_grid(topks=(1,)))
+    ((_, short),) = plan_paying_batches(few, roofline(), SEVEN, limit=512)
+    ((_, long),) = plan_paying_batches(few, roofline(context=2048), SEVEN, limit=512)
+    assert short < long
 
 
 def test_a_useless_drafter_does_not_pay():
@@ -106,7 +132,22 @@ def test_a_useless_drafter_does_not_pay():
     plan = make_plan(GRID, roofline(), never)
     assert plan.best.speedup < 1
     assert plan.best.tree == TreeConfig(num_steps=1, topk=1)
-    assert plan_break_even(GRID, roofline(), never) == 1
+    assert plan_paying_batches(GRID, roofline(), never, limit=16) == []
+
+
+def test_routed_experts_leave_a_gap():
+    """A few trees read many more experts than a few tokens; many read all of them either way."""
+    target = find_shape("deepseek-v3")
+    times = Roofline(
+        target=target,
+        drafter=find_drafter("mtp", target),
+        hardware=HARDWARE["h200"].times(16),
+        context=1024,
+        dtype="float8",
+    )
+    runs = plan_paying_batches(list(tree_grid(topks=(1,))), times, SEVEN, limit=64)
+    assert runs[-1][0] > 1
+    assert runs[-1][1] == 64
 
 
 def test_what_does_not_fit():

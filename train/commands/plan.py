@@ -1,12 +1,10 @@
 """`--dry-run`: what a run would hold and how long it would take, before anything is trained."""
 
-import time
-
 import jax
-import jax.numpy as jnp
 from rich.console import Console
 from rich.table import Table
 
+from jspec.cost.hardware import product_speed
 from train.config import OptimizerConfig, RunConfig
 from train.loop import Method, total_steps
 from train.methods.common import Prepared
@@ -40,7 +38,7 @@ def show_plan(
     compiled = _compiled(method, prepared, run, optimizer, steps)
     memory = compiled.memory_analysis()
     table.add_row("activations of a step", f"{memory.temp_size_in_bytes / 1e6:,.0f} MB")
-    speed = _matmul_speed()
+    speed = product_speed()
     flops = _flops(compiled)
     table.add_row("speed of a matrix product", f"{speed / 1e9:,.1f} GFLOP/s")
     table.add_row("steps", f"{steps:,}")
@@ -66,17 +64,6 @@ def _flops(compiled) -> float:
     """The compiler's count, 0 where it gives none; a loop's body is counted once."""
     cost = compiled.cost_analysis()
     return float((cost or {}).get("flops", 0.0))
-
-
-def _matmul_speed(rows: int = 1024, size: int = 1024) -> float:
-    """Floating-point operations a second of a plain product."""
-    x = jnp.ones((rows, size))
-    product = jax.jit(lambda a, b: a @ b)
-    product(x, x).block_until_ready()
-    start = time.perf_counter()
-    for _ in range(4):
-        product(x, x).block_until_ready()
-    return 4 * 2 * rows * size * size / (time.perf_counter() - start)
 
 
 def _bytes(tree) -> int:
