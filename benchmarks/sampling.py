@@ -1,13 +1,17 @@
 """What sampling costs on a CPU, in one run: `python benchmarks/sampling.py [--json OUT]`.
 
-Logits processing and verification of T nodes, beside the verify pass that gave their logits, for
-requests that ask more and more and for every rule. All programs take turns; read the ratios.
-
-Then what a drawn draft is worth: mean accept lengths of the rules at temperature 1, for a drafter
-that draws from the target's own distribution with noise on its logits.
+1. Logits processing and verification of T nodes, beside the verify pass that gave their logits, for
+   requests that ask more and more and for every rule. The draft is the dearest there is, a chain
+   that is accepted whole: a walk that ends sooner processes as many nodes less. All programs take
+   turns; read the ratios.
+2. What a drawn draft is worth: mean accept lengths at temperature 1 of the rules that know what it
+   was drawn from and of the one that does not, with the same drafter, in real generations.
+3. The same for a drafter that draws from the target's own distribution with noise on its logits.
 """
 
 import argparse
+import os
+import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +25,8 @@ from jaxtyping import Array
 
 import jspec
 from jspec.commands.figures import dump_json, write_json
-from jspec.drafters import Proposal
+from jspec.commands.prompts import BUILT_IN
+from jspec.drafters import Drafter, Proposal
 from jspec.sampling import (
     History,
     NodeLogits,
@@ -33,7 +38,7 @@ from jspec.sampling import (
 )
 from jspec.targets import Prefix, Target
 from jspec.targets.masks import causal_bits
-from jspec.trees import build
+from jspec.trees import build, cartesian, chain
 from jspec.verify import RULES, Greedy, Slots
 
 TEXT = (
@@ -41,6 +46,7 @@ TEXT = (
     "cost of a pass is the time to read its weights, so a few more tokens come almost for free. "
 )
 PENALTIES = {"repetition_penalty": 1.1, "presence_penalty": 0.1, "frequency_penalty": 0.1}
+DRAWN = {"draft_temperature": 1.0}
 ASKED: dict[str, dict[str, Any]] = {
     "greedy": {},
     "greedy, penalties, bias": {**PENALTIES, "logit_bias": {3: -1.0}},
@@ -148,6 +154,37 @@ def chain_of(tokens: Array, logits: Array) -> Proposal:
     return Proposal(tree, (), jax.nn.softmax(logits))
 
 
+def drawn_drafts(target: Target, drafter: Drafter, new_tokens: int, seeds: int) -> dict:
+    """Mean accept lengths over built-in prompts and seeds, with their standard errors."""
+    shapes = {"chain of 4": chain(4), "tree of 15": cartesian([2, 2, 1, 1])}
+    ways: list[tuple[str, dict[str, Any]]] = [
+        ("likeliest tokens, target-sampling", {}),
+        ("drawn tokens, target-sampling", {"verification": "target-sampling", **DRAWN}),
+        ("drawn tokens, rejection", {"verification": "rejection", **DRAWN}),
+        ("drawn tokens, block", {"verification": "block", **DRAWN}),
+    ]
+    prompts = [[{"role": "user", "content": text}] for text in BUILT_IN] * seeds
+    sampling = [
+        SamplingParams(temperature=1.0, seed=seed, max_new_tokens=new_tokens, ignore_eos=True)
+        for seed in range(len(prompts))
+    ]
+    found: dict[str, Any] = {"requests": len(prompts), "new_tokens": new_tokens}
+    for shape, tree in shapes.items():
+        found[shape] = {}
+        for name, options in ways:
+            if tree.topk > 1 and "block" in name:
+                continue
+            engine = jspec.Engine(target, drafter, tree=tree, **options)
+            outputs = engine.generate(prompts, sampling)
+            rounds = np.asarray([output.stats.rounds for output in outputs])
+            mean = len(outputs) * (new_tokens - 1) / rounds.sum()
+            # Of a ratio of means, to first order.
+            error = mean * np.std(rounds) / np.mean(rounds) / np.sqrt(len(outputs))
+            found[shape][name] = {"accept_length": float(mean), "standard_error": float(error)}
+            print(shape, name, found[shape][name], flush=True)
+    return found
+
+
 def worth(vocabulary: int = 256, steps: int = 4, noise: float = 1.0, chains: int = 1000) -> dict:
     """Mean accept lengths on chains drawn from q, where p and q are the same up to noise."""
     rng = np.random.default_rng(0)
@@ -190,14 +227,31 @@ def main() -> None:
     parser.add_argument("--target", default="smollm2-135m")
     parser.add_argument("--nodes", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--drafter", default="smollm2-135m-eagle3", help="one that draws")
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--seeds", type=int, default=8, help="of each built-in prompt")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    figures = {"worth": worth()}
-    print(dump_json(figures), flush=True)
-    figures["costs"] = costs(jspec.load_target(args.target), args.nodes, args.repeats)
-    print(dump_json(figures["costs"]))
-    if args.json:
-        write_json(args.json, figures)
+    target = jspec.load_target(args.target)
+    drafter = jspec.load_drafter(args.drafter, target)
+    figures: dict[str, Any] = {
+        "machine": {"cores": os.cpu_count(), "processor": platform.machine()},
+        "versions": {"python": platform.python_version(), "jax": jax.__version__},
+        "target": args.target,
+        "drafter": drafter.description,
+    }
+    stages: dict[str, Callable[[], dict]] = {
+        "costs": lambda: costs(target, args.nodes, args.repeats),
+        "drawn_drafts": lambda: drawn_drafts(target, drafter, args.new_tokens, args.seeds),
+        "noisy_drafts": worth,
+    }
+    for name, stage in stages.items():
+        # Processes that wanted a core over the minute before: 0 is an idle machine.
+        before = os.getloadavg()[0]
+        figures[name] = {"load_before": before, **stage()}
+        print(name, dump_json(figures[name]), flush=True)
+        if args.json:
+            write_json(args.json, figures)
 
 
 if __name__ == "__main__":
