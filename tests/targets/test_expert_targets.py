@@ -10,6 +10,7 @@ from tiny_experts import DEEPSEEK, GLM, PUBLIC, tiny_tensors, write_checkpoint
 import jspec
 from jspec.targets import config_from_hf, random_target
 from jspec.targets.moe import Experts
+from pallas_kernels.masks import from_qlen_only
 
 PROMPTS = [[5, 9, 2], [7] * 21, [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]]
 SAMPLING = jspec.SamplingParams(max_new_tokens=24)
@@ -173,3 +174,18 @@ def test_scripted_drafts_write_the_same_text(plain):
         assert [o.token_ids for o in got] == [o.token_ids for o in want]
         lengths = got[0].stats.accept_length
         assert lengths == 1.0 if kind == "wrong" else lengths > 1.5
+
+
+@pytest.mark.parametrize("public", [DEEPSEEK, GLM])
+def test_bits_without_a_prefix_hide_other_texts(public):
+    """Two texts in one sequence, as training packs them, are what they are alone."""
+    target = random_target(config_from_hf(public))
+    alone = jnp.asarray(np.random.default_rng(0).integers(0, 40, (2, 6)), jnp.int32)
+    place = jnp.broadcast_to(jnp.arange(6, dtype=jnp.int32), alone.shape)
+    text = jnp.repeat(jnp.arange(2, dtype=jnp.int32), 6)
+    seen = (text[:, None] == text[None, :]) & jnp.tril(jnp.ones((12, 12), bool))
+    want = target.forward(target.params, alone, place).hidden
+    got = target.forward(
+        target.params, alone.reshape(1, 12), place.reshape(1, 12), None, from_qlen_only(seen[None])
+    ).hidden
+    np.testing.assert_allclose(got.reshape(want.shape), want, atol=1e-5)
