@@ -48,7 +48,7 @@ class Peer:
             "VLLM_CPU_KVCACHE_SPACE": "2",
         }
         self._process = subprocess.Popen(
-            [str(python), __file__, "--peer", str(folder)],
+            [str(python), "-P", __file__, "--peer", str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -194,7 +194,7 @@ class Server:
         try:
             with self._on_device():
                 while self._listen():
-                    self._admit()
+                    self._fill()
                     unread, self._unread = self._unread, self._run()
                     if unread is not None:
                         self._fetch(*unread)
@@ -248,6 +248,13 @@ class Server:
         seat.done = True
         self.counters.requests += 1
         self._live.discard(seat)
+
+    def _fill(self) -> None:
+        """Seat whom one chunk takes in before the next piece, in which an empty slot costs as much
+        as a running one. Longer prompts go chunk by chunk, a piece of the others between two."""
+        self._admit()
+        while self._newcomers is None and self._waiting and None in self._seats:
+            self._admit()
 
     def _admit(self) -> None:
         """Move waiting requests one step towards free slots."""

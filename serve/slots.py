@@ -21,6 +21,9 @@ from jspec.engine.state import DecodeState
 from serve.devices import Placement
 from serve.memory import admission_size
 
+_SMALL_GROUP = 4
+"""Newcomers are prefilled alone, by fours, or as many as memory was planned for."""
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -105,6 +108,8 @@ class SlotTable:
             return 1
         most = admission_size(self.count, widths[0])
         same = next((i for i, width in enumerate(widths) if width != widths[0]), len(widths))
+        if same < most:  # a full group of the next smaller size, rather than one half empty
+            most = min(most, _SMALL_GROUP)
         return min(same, most)
 
     def welcome(self, slots: list[Slot]) -> Newcomers:
@@ -118,7 +123,7 @@ class SlotTable:
             chunks = [(0, width)]
         # Few sizes, so that few programs serve every number of newcomers.
         most = admission_size(self.count, width)
-        size = next((size for size in (1, 4) if len(slots) <= size <= most), most)
+        size = next((size for size in (1, _SMALL_GROUP) if len(slots) <= size <= most), most)
         requests, prompts = tabulate(self.engine, slots, size, capacity, self.form)
         state = self.engine.run_start(
             requests, prompts, capacity=capacity, max_rounds=1, logprobs=self.form.logprobs

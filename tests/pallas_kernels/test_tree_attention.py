@@ -21,6 +21,7 @@ from kernel_cases import (
 
 import pallas_kernels as pk
 from pallas_kernels.tree_attention.heuristic import choose_config, default_config
+from pallas_kernels.tree_attention.xla import _LARGE
 
 
 def sizes(**sizes):
@@ -175,6 +176,14 @@ def test_random_grid(implementation, data):
     seed = data.draw(st.integers(0, 2**32 - 1))
     args, expected = make(seed, **shape, lengths=lengths[: shape["B"]], reach=reach)
     check(implementation, args, expected, config=config(rows=32, splits=2))
+
+
+@pytest.mark.parametrize("slots", [5, 6, 8])
+def test_large_caches_go_in_groups_of_slots(slots):
+    lengths = [400, 0, 1, 399, 77, 8, 9, 3][:slots]
+    args, expected = make(3, B=slots, Tq=2, H=6, K=3, D=64, S=400, lengths=lengths)
+    assert args[1].nbytes > _LARGE
+    check("xla", args, expected)
 
 
 @each_implementation
