@@ -41,8 +41,13 @@ class TargetFlags:
 class TrainEagle3:
     """Train an EAGLE-3 head.
 
-    jspec train eagle3 --target smollm2-135m --data smollm2_selfdistill.jsonl.gz
-      --out runs/smollm2-eagle3 --features runs/smollm2-features --epochs 2 --draft-vocab-size 8192
+    jspec train eagle3 --target smollm2-135m --data answers.jsonl.gz --out runs/eagle3
+      --features runs/features --epochs 3 --num-steps 3 --learning-rate 1.5e-3
+      --draft-vocab-size 8192
+
+    940,095 tokens of the target's own answers, 1,398 steps, 38 minutes on two AVX512 cores after 30
+    for the features: acceptance .56/.58/.61 by depth on held-out conversations, tau 2.08 as a chain
+    of 3. By half of the first epoch a peak of 5e-4 had reached .32/.30/.30, and 1.5e-3 .35/.33/.32.
     """
 
     model: TargetFlags
@@ -56,8 +61,8 @@ class TrainEagle3:
 class TrainEagle1:
     """Train an EAGLE-1 head, which also serves as EAGLE-2.
 
-    jspec train eagle1 --target smollm2-135m --data smollm2_selfdistill.jsonl.gz
-      --out runs/smollm2-eagle1 --features runs/smollm2-features --epochs 2
+    jspec train eagle1 --target smollm2-135m --data answers.jsonl.gz --out runs/eagle1
+      --features runs/features --epochs 2
     """
 
     model: TargetFlags
@@ -71,8 +76,10 @@ class TrainEagle1:
 class TrainMedusa:
     """Train Medusa heads on a frozen target (Medusa-1).
 
-    jspec train medusa --target smollm2-135m --data smollm2_selfdistill.jsonl.gz
-      --out runs/smollm2-medusa --features runs/smollm2-features --epochs 2
+    jspec train medusa --target smollm2-135m --data answers.jsonl.gz --out runs/medusa
+      --features runs/features --epochs 1 --learning-rate 1e-3 --num-heads 3
+
+    The same answers, 466 steps: acceptance .30/.25/.32 by depth on held-out conversations.
     """
 
     model: TargetFlags

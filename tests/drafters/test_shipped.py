@@ -1,4 +1,4 @@
-"""The note beside a head's weights."""
+"""The heads in the package, and the note beside a head's weights."""
 
 import json
 
@@ -6,7 +6,40 @@ import pytest
 from eagle_heads import eagle3_head, save, wide_target
 
 import jspec
+from jspec.drafters.shipped import default_drafter, read_note, shipped_heads, suggested_tree
 from jspec.trees import StaticTree
+
+HEADS = ("smollm2-135m-eagle3", "smollm2-135m-medusa")
+LARGEST = 20_000_000
+"""Bytes of one head's folder: the package carries them all."""
+
+
+def test_heads_are_there():
+    assert tuple(shipped_heads()) == HEADS
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_says_where_it_comes_from(name):
+    folder = shipped_heads()[name]
+    note = read_note(folder)
+    assert {"target", "tree", "licence", "data", "command", "metrics"} <= note.keys()
+    assert note["target"] == "smollm2-135m"
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= LARGEST
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_loads_for_its_target(name, real_path):
+    target = jspec.load_target(real_path, dtype="float32")
+    drafter = jspec.load_drafter(name, target, probe=False)
+    drafter.check(target, drafter.default_tree())
+    assert drafter.default_tree() == suggested_tree(shipped_heads()[name])
+
+
+def test_only_its_own_target_gets_a_head_unasked():
+    assert default_drafter("smollm2-135m") == "smollm2-135m-eagle3"
+    assert default_drafter("HuggingFaceTB/SmolLM2-135M-Instruct") == "smollm2-135m-eagle3"
+    assert default_drafter("HuggingFaceTB/SmolLM2-135M") == "ngram"
+    assert default_drafter("./smollm2-135m") == "ngram"
 
 
 @pytest.fixture
