@@ -75,7 +75,11 @@ def draw_mask(
             word = "sees" if seen else "does not see"
             parts.append(_cell(first + at * _CELL, y, _CELL, seen, f"row {row} {word} column {at}"))
     width = first + nodes * _CELL + _MARGIN
-    return drawing(width, top + nodes * _CELL + _MARGIN, "which columns each row sees", *parts)
+    longest = max(map(len, labels))
+    marks = ["".join(row) for row in np.where(sees, "#", ".")]
+    lines = [f"{label:<{longest}}  {row}" for label, row in zip(labels, marks)]
+    text = "\n".join(["which columns each row sees", *lines])
+    return drawing(width, top + nodes * _CELL + _MARGIN, text, *parts)
 
 
 def _cell(x: Number, y: Number, width: Number, seen: bool, says: str) -> str:

@@ -1,5 +1,6 @@
 """Pictures that are markup, and what they are made of: colors, escaping, text width."""
 
+import base64
 import html
 import re
 import unicodedata
@@ -38,34 +39,49 @@ LOOKS = {
 """One look for each thing a token can be, in every picture."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Svg:
     """A drawing.
 
+    A notebook gets it as an image, which shows also where a page may not bring markup of its own:
+    in a notebook that is not trusted, or on a web page that renders it.
+
     Attributes:
         markup: one `svg` element, with its own background.
+        text: the same for terminals.
     """
 
     markup: str
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
 
     def _repr_html_(self) -> str:
-        # MathJax would set what stands between two dollar signs.
-        return f'<div class="tex2jax_ignore" style="overflow-x:auto">{self.markup}</div>'
+        code = base64.b64encode(self.markup.encode()).decode()
+        title = self.text.splitlines()[0]
+        source = f"data:image/svg+xml;base64,{code}"
+        return f'<img alt="{escape(title)}" src="{source}" style="max-width:none">'
 
     def save(self, path: str | Path) -> None:
         """Write an `.svg` file."""
         Path(path).write_text(self.markup + "\n", encoding="utf-8")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Html:
     """A piece of a page.
 
     Attributes:
         markup: one element, with its own background.
+        text: the same for terminals.
     """
 
     markup: str
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
 
     def _repr_html_(self) -> str:
         return self.markup
@@ -104,8 +120,8 @@ def write(x: Number, y: Number, text: str, color: str = INK, **more: object) -> 
     return element("text", place | more, escape(text))
 
 
-def drawing(width: Number, height: Number, title: str, *inside: str) -> Svg:
-    """An `svg` element on PAPER; `title` is read out by screen readers."""
+def drawing(width: Number, height: Number, text: str, *inside: str) -> Svg:
+    """An `svg` element on PAPER; the first line of `text` is its title."""
     size = {"width": round(width), "height": round(height)}
     attributes = {
         "xmlns": "http://www.w3.org/2000/svg",
@@ -116,4 +132,5 @@ def drawing(width: Number, height: Number, title: str, *inside: str) -> Svg:
         "font-size": FONT_SIZE,
     }
     paper = element("rect", {**size, "fill": PAPER})
-    return Svg(element("svg", attributes, element("title", {}, escape(title)), paper, *inside))
+    title = element("title", {}, escape(text.splitlines()[0]))
+    return Svg(element("svg", attributes, title, paper, *inside), text)

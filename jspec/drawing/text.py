@@ -23,7 +23,7 @@ def draw_text(output: Output, tokenizer: Tokenizer | None = None) -> Html:
     for number, emitted in enumerate(output.stats.accept_lengths, start=1):
         rounds += [number] * emitted
     decoder = None if tokenizer is None else tokenizer.stream_decoder()
-    spans = []
+    spans, shown = [], []
     for token, drafted, number in zip(output.token_ids, marks, rounds, strict=True):
         if decoder is None or tokenizer is None:
             text = f"{token} "
@@ -31,10 +31,11 @@ def draw_text(output: Output, tokenizer: Tokenizer | None = None) -> Html:
             text = tokenizer.token_text(token)
         else:
             text = decoder.push([token])
+        shown.append(text)
         spans.append(_span(text, drafted, f"token {token}, round {number}: {_SAYS[drafted]}"))
     if decoder is not None:
-        rest = decoder.flush()
-        spans += [_span(rest, marks[-1], "an unfinished character")] if rest else []
+        shown.append(decoder.flush())
+        spans.append(_span(shown[-1], marks[-1], "an unfinished character"))
     counted = sum(marks[: len(output.token_ids)])
     legend = element(
         "div",
@@ -49,7 +50,8 @@ def draw_text(output: Output, tokenizer: Tokenizer | None = None) -> Html:
         f"font-family:{FONT};font-size:13px;line-height:1.7;white-space:pre-wrap"
     )
     # MathJax would set what stands between two dollar signs.
-    return Html(element("div", {"class": "tex2jax_ignore", "style": style}, *spans, legend))
+    attributes = {"class": "tex2jax_ignore", "style": style}
+    return Html(element("div", attributes, *spans, legend), "".join(shown))
 
 
 def _span(text: str, drafted: bool, says: str) -> str:

@@ -17,7 +17,7 @@ from jspec.drawing.svg import (
     width_of,
     write,
 )
-from jspec.trees.draw import describe, quoted
+from jspec.trees.draw import describe, draw_round, quoted
 from jspec.trees.view import RoundView
 
 _BOX, _ROW, _GAP, _MARGIN, _LONGEST = 26, 34, 34, 14, 24
@@ -46,8 +46,8 @@ def draw_tree(view: RoundView, decode: Callable[[int], str] = str, title: str | 
     """What was drafted and how far the target agreed, as an SVG.
 
     ✓ is on the accepted path, ✗ is rejected, ★ is the bonus: the target's own token, placed after
-    the last accepted node. A drafted node ends with its score; the whole token and the node's
-    number show under the mouse. `jspec.trees.draw.draw_round` is the same as text.
+    the last accepted node. A drafted node ends with its score. Where the `.svg` itself is opened,
+    the whole token and the node's number show under the mouse.
 
     Args:
         view: of `Update.round`.
@@ -100,7 +100,8 @@ def draw_tree(view: RoundView, decode: Callable[[int], str] = str, title: str | 
     height = top + _ROW * (1 + max(box.row for box in boxes)) + _MARGIN
     width = max(left[-1] + widths[-1], _MARGIN + width_of(title)) + _MARGIN
     heading = write(_MARGIN, _MARGIN + 8, title, INK, **{"font-weight": "bold"})
-    return drawing(width, height, title, heading, *edges, *nodes)
+    text = draw_round(view, decode, title).plain
+    return drawing(width, height, text, heading, *edges, *nodes)
 
 
 def _placed(view: RoundView, decode: Callable[[int], str]) -> list[_Box]:

@@ -120,8 +120,18 @@ class Target:
         )
 
 
-def random_target(config: TargetConfig, *, seed: int = 0, dtype=jnp.float32) -> Target:
-    """A target of the given shape with random weights, for tests and for timing shapes."""
+def random_target(
+    config: TargetConfig, *, seed: int = 0, dtype=jnp.float32, sharpness: float = 1.0
+) -> Target:
+    """A target of the given shape with random weights, for tests, notebooks and timing shapes.
+
+    Args:
+        config: of a dense decoder or one of experts.
+        seed: of the weights.
+        dtype: of the weights.
+        sharpness: factor on the last norm, and so on the logits: the larger, the surer the model
+            is of its next token, and the more its text repeats itself.
+    """
     abstract = nnx.eval_shape(lambda: Decoder(config, dtype=dtype))
     graphdef, shapes = nnx.split(abstract)
     rng = np.random.default_rng(seed)
@@ -132,7 +142,8 @@ def random_target(config: TargetConfig, *, seed: int = 0, dtype=jnp.float32) -> 
         else:
             fan_in = variable.shape[-1] if len(variable.shape) > 1 else 50
             noise = rng.standard_normal(variable.shape) / np.sqrt(fan_in)
-        return variable.replace(jnp.asarray(noise, variable.dtype))
+        array = jnp.asarray(noise, variable.dtype)
+        return variable.replace(sharpness * array if tuple(path) == ("norm", "weight") else array)
 
     flat = [(path, draw(path, variable)) for path, variable in nnx.to_flat_state(shapes)]
     return Target(name="random", config=config, graphdef=graphdef, params=nnx.from_flat_state(flat))

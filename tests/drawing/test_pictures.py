@@ -1,5 +1,6 @@
 """Pictures made of markup: what is in them, whether they are well-formed and can be read."""
 
+import base64
 import re
 import xml.etree.ElementTree as ElementTree
 
@@ -13,6 +14,7 @@ from jspec.engine.output import Output
 from jspec.engine.stats import Stats
 from jspec.tokenizer import Tokenizer
 from jspec.trees import build
+from jspec.trees.draw import draw_round
 from jspec.trees.view import NodeView, RoundView
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -43,8 +45,14 @@ def five_nodes():
 
 
 def parsed(picture):
+    image = ElementTree.fromstring(picture._repr_html_() + "</img>")
+    kind, code = image.get("src", "").split(",")
+    assert kind == "data:image/svg+xml;base64"
+    assert base64.b64decode(code).decode() == picture.markup
     root = ElementTree.fromstring(picture.markup)
-    assert picture.markup in picture._repr_html_()
+    title = root.find(f"{SVG}title")
+    assert title is not None
+    assert title.text == image.get("alt")
     return root
 
 
@@ -58,7 +66,8 @@ def text_of(group):
 
 class TestTree:
     def test_nodes_labels_and_edges(self):
-        root = parsed(draw_tree(five_nodes(), WORDS.__getitem__))
+        picture = draw_tree(five_nodes(), WORDS.__getitem__)
+        root = parsed(picture)
         found = groups(root)
         assert {name: g.get("class") for name, g in found.items()} == {
             "0": "root",
@@ -73,6 +82,7 @@ class TestTree:
         assert text_of(found["4"]) == '✗ "in"  0.11'
         assert text_of(found["bonus"]) == '★ "Paris"'
         heading = next(root.iter(f"{SVG}text"))
+        assert repr(picture) == draw_round(five_nodes(), WORDS.__getitem__).plain
         assert heading.text == '2 of 4 drafted tokens accepted, bonus "Paris"'
 
     def test_an_edge_joins_every_node_to_its_parent(self):
@@ -149,6 +159,13 @@ class TestMask:
         seen, wide = self.seen(parsed(draw_mask(self.tree(), decode=WORDS.__getitem__)))
         assert seen == {(0, 0), (1, 0), (1, 1), (2, 0), (2, 2), (3, 0), (3, 1), (3, 3)}
         assert not wide
+        assert repr(draw_mask(self.tree())).splitlines()[1:] == [
+            '0 "0"      #....',
+            '1 "1"      ##...',
+            '2 "2"      #.#..',
+            '3 "3"      ##.#.',
+            "4 padding  .....",
+        ]
         seen, _ = self.seen(parsed(draw_mask(self.tree(), 1)))
         assert seen == {(row, column) for row in range(5) for column in range(row + 1)}
 
@@ -230,6 +247,7 @@ class TestText:
         root = ElementTree.fromstring(picture.markup)
         assert root.get("class") == "tex2jax_ignore"  # $x$ is not set as a formula
         texts = [span.text for span in root.iter("span")]
+        assert repr(picture) == "".join(NASTY)
         assert texts[0] == '<b>&"quoted"</b>'
         assert texts[1] == "\ufffd\ufffd\ufffd[31m"
         assert texts[2] == "\ufffd\ufffd"

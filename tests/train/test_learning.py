@@ -1,18 +1,17 @@
 """Heads learn on a target small enough for a test, and serve exactly as training says they will."""
 
 import json
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from tiny_experts import MIMO, tiny_tensors, write_checkpoint
-from tiny_models import tiny_target
+from tiny_models import tiny_config
 
 import jspec
 from jspec.engine.stats import acceptance_by_depth
+from jspec.targets import random_target
 from jspec.trees import TreeConfig
 from train.acceptance import figures
 from train.config import (
@@ -40,18 +39,11 @@ PROMPT, ANSWER, HEADS = 4, 44, 3
 LAYERS = (0, 1)
 
 
-def sharp_target(size):
-    """A random model that is sure of what it says: its text is a grammar of low entropy."""
-    plain = tiny_target(seed=3, num_layers=3, hidden_size=size, intermediate_size=2 * size)
-    flat = dict(nnx.to_flat_state(plain.params))
-    norm = flat[("norm", "weight")]
-    flat[("norm", "weight")] = norm.replace(norm[...] * 6.0)
-    return replace(plain, params=nnx.from_flat_state(list(flat.items())))
-
-
 @pytest.fixture(scope="module")
 def target():
-    return sharp_target(32)
+    """Sure of what it says: its text is a grammar of low entropy."""
+    config = tiny_config(num_layers=3, hidden_size=32, intermediate_size=64)
+    return random_target(config, seed=3, sharpness=6.0)
 
 
 @pytest.fixture(scope="module")
