@@ -9,23 +9,19 @@ Every time is a median of interleaved runs; read the ratios, not the millisecond
 """
 
 import argparse
-import os
-import platform
 import time
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
+from experiment import PROMPTS, facts, in_turns, verify_pass
 
 import jspec
 from jspec.commands.figures import dump_json, write_json
 from jspec.commands.measure import Comparison, peak_memory
 from jspec.sampling import SamplingParams
-from jspec.targets import Prefix, Target
-from jspec.targets.masks import causal_bits
+from jspec.targets import Target
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
 
@@ -45,12 +41,7 @@ REPETITIVE = {
     "code": f"Add a docstring to every method and print the whole class again:\n\n{_CODE}",
     "copy": f"Copy this text exactly:\n\n{_NOTE}",
 }
-UNREPETITIVE = {
-    "story": "Write a short story about a lighthouse keeper who finds a letter.",
-    "advice": "How should I prepare for my first day at a new job?",
-    "science": "Explain why the sky is blue to a ten-year-old.",
-    "travel": "Describe an afternoon in Lisbon.",
-}
+UNREPETITIVE = {name: PROMPTS[name] for name in ("story", "advice", "science", "travel")}
 
 
 def against_transformers(target: Target, new_tokens: int, repeats: int) -> dict:
@@ -154,30 +145,13 @@ def torch_copy(target: Target, torch, config_class, model_class):
 
 def pass_widths(target: Target, repeats: int, capacity: int = 512, length: int = 400) -> dict:
     """One pass and the argmax of its logits, at every width, in turns."""
-
-    def verify(params, cache, lengths, tokens):
-        width = tokens.shape[1]
-        positions = lengths[:, None] + jnp.arange(width, dtype=jnp.int32)[None, :]
-        passed = target.forward(
-            params, tokens, positions, Prefix(cache, lengths), causal_bits(width)
-        )
-        return target.logits(params, passed.hidden).argmax(axis=-1), passed.new
-
-    program = jax.jit(verify)
-    cache = target.empty_cache(1, capacity)
-    lengths = jnp.full((1,), length, jnp.int32)
-    rng = np.random.default_rng(0)
-    tokens = {
-        width: jnp.asarray(rng.integers(0, target.config.vocab_size, (1, width)), jnp.int32)
-        for width in WIDTHS
-    }
-    times: dict[int, list[float]] = {width: [] for width in WIDTHS}
-    for repeat in range(repeats + 1):
-        for width in WIDTHS:
-            start = time.perf_counter()
-            jax.block_until_ready(program(target.params, cache, lengths, tokens[width]))
-            if repeat:
-                times[width].append(time.perf_counter() - start)
+    times = in_turns(
+        {
+            width: verify_pass(target, nodes=width, capacity=capacity, length=length)
+            for width in WIDTHS
+        },
+        repeats,
+    )
     return {
         "capacity": capacity,
         "length": length,
@@ -225,10 +199,7 @@ def main() -> None:
             simulate_accept_length=3.0,
         ),
     }
-    figures: dict[str, Any] = {
-        "machine": {"cores": os.cpu_count(), "processor": platform.machine()},
-        "versions": {"python": platform.python_version(), "jax": jax.__version__},
-    }
+    figures: dict[str, Any] = facts()
     for name in args.only or parts:
         figures[name] = parts[name]()
         figures["peak_memory"] = peak_memory()

@@ -9,9 +9,6 @@ Every time is a median of interleaved runs; read the ratios, not the millisecond
 """
 
 import argparse
-import os
-import platform
-import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -20,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from experiment import facts, in_turns, verify_pass
 from flax import nnx
 
 import jspec
@@ -28,7 +26,6 @@ from jspec.drafters import DraftContext
 from jspec.drafters.expand import own_bits
 from jspec.drafters.feature_drafter import FeatureDrafter, FeatureState
 from jspec.targets import KVCache, Prefix, Target
-from jspec.targets.masks import causal_bits
 
 CAPACITY, LENGTH = 512, 400
 """Tokens a slot's cache has room for, and holds."""
@@ -49,8 +46,7 @@ def main() -> None:
     if not isinstance(drafter, FeatureDrafter):
         parser.error(f"--drafter {args.drafter}: expected an EAGLE head")
     figures: dict[str, Any] = {
-        "machine": {"cores": os.cpu_count(), "processor": platform.machine()},
-        "versions": {"python": platform.python_version(), "jax": jax.__version__},
+        **facts(),
         "drafter": drafter.description,
     }
     for topk in args.topk:
@@ -70,7 +66,7 @@ def draft(
         for levels in (2, num_steps)
     ]
     programs: dict[str, Callable[[], Any]] = {
-        "target_pass": target_pass(target),
+        "target_pass": verify_pass(target, nodes=1, capacity=CAPACITY, length=LENGTH),
         "draft_of_2": proposal(drafter, state, bounds[0]),
         "draft": proposal(drafter, state, bounds[1]),
         "passes": passes_alone(drafter, state, num_steps, topk),
@@ -89,34 +85,6 @@ def draft(
         "draft_over_target_pass": ms["draft"] / ms["target_pass"],
         "machinery_share_of_draft": machinery,
     }
-
-
-def in_turns(programs: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of every program, run one after the other `repeats` times after a warm-up."""
-    times: dict[str, list[float]] = {name: [] for name in programs}
-    for repeat in range(repeats + 1):
-        for name, program in programs.items():
-            start = time.perf_counter()
-            jax.block_until_ready(program())
-            if repeat:
-                times[name].append(time.perf_counter() - start)
-    return times
-
-
-def target_pass(target: Target) -> Callable[[], Any]:
-    """One token, and the argmax of its logits."""
-
-    @jax.jit
-    def run(params, cache, lengths, tokens):
-        passed = target.forward(
-            params, tokens, lengths[:, None], Prefix(cache, lengths), causal_bits(1)
-        )
-        return target.logits(params, passed.hidden).argmax(axis=-1), passed.new
-
-    cache = target.empty_cache(1, CAPACITY)
-    lengths = jnp.full((1,), LENGTH, jnp.int32)
-    tokens = jnp.full((1, 1), 7, jnp.int32)
-    return lambda: run(target.params, cache, lengths, tokens)
 
 
 def filled_state(drafter: FeatureDrafter) -> FeatureState:
