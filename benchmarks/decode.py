@@ -200,6 +200,9 @@ def main() -> None:
         ),
     }
     figures: dict[str, Any] = facts()
+    unknown = [name for name in args.only or () if name not in parts]
+    if unknown:
+        parser.error(f"no part {', '.join(unknown)}; expected {', '.join(parts)}")
     for name in args.only or parts:
         figures[name] = parts[name]()
         figures["peak_memory"] = peak_memory()
